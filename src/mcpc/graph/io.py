@@ -1,0 +1,101 @@
+"""Load and save component graphs. Weights stay external: they are mapped on demand, never loaded with the graph."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from google.protobuf.message import DecodeError
+
+from mcpc.errors import BadInputError
+
+#: The only link from a node to the module it came from; every other node metadata holds paths of the build machine.
+NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def load(path: Path) -> ir.Model:
+    """Return the model of an ONNX file; external tensors resolve against its folder.
+
+    Raises:
+        BadInputError: The file is missing, empty or not an ONNX model, or an external tensor points outside.
+    """
+    try:
+        data = path.read_bytes()
+        proto = onnx.ModelProto.FromString(data)
+    except FileNotFoundError:
+        raise BadInputError("no such file", where=str(path)) from None
+    except DecodeError as error:
+        raise BadInputError("not an ONNX model", where=str(path), got=str(error)) from None
+    if not data or not proto.HasField("graph") or not proto.opset_import:
+        raise BadInputError("not an ONNX model: it holds no graph", where=str(path), got=f"{len(data)} bytes")
+    model = ir.serde.deserialize_model(proto)
+    base = path.parent.resolve()
+    for value in all_initializers(model):
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            _check_external(tensor, base, path)
+            tensor.base_dir = str(base)
+    return model
+
+
+def _check_external(tensor: ir.ExternalTensor, base: Path, path: Path) -> None:
+    location = Path(tensor.location)
+    where = f"{path}: {tensor.name}"
+    if location.is_absolute() or ".." in location.parts:
+        raise BadInputError("external data points outside the folder", where=where, got=str(tensor.location))
+    file = base / location
+    if not file.is_file():
+        raise BadInputError("the external data file is missing", where=where, got=str(tensor.location))
+    end = (tensor.offset or 0) + (tensor.length or 0)
+    if file.stat().st_size < end:
+        raise BadInputError("the external data file is truncated", where=where, expected=f"{end} bytes", got=f"{file.stat().st_size}")
+
+
+def all_initializers(model: ir.Model) -> list[ir.Value]:
+    """Return the initializers of the graph and its subgraphs, in order."""
+    return [value for graph in model.graphs() for value in graph.initializers.values()]
+
+
+def save(model: ir.Model, path: Path) -> None:
+    """Write the graph deterministically; external tensors stay references, others are inlined."""
+    proto = ir.serde.serialize_model(model)
+    path.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def check(path: Path) -> None:
+    """Run the ONNX checker with shape inference on a saved graph.
+
+    Raises:
+        BadInputError: The checker refused it.
+    """
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except onnx.checker.ValidationError as error:
+        raise BadInputError("the ONNX checker refuses the graph", where=str(path), got=str(error).splitlines()[0]) from None
+
+
+def name_scopes(node: ir.Node) -> tuple[str, ...]:
+    """Return the module path of a node, outermost first; empty when it is not known."""
+    text = node.metadata_props.get(NAME_SCOPES, "")
+    if not text:
+        return ()
+    value = ast.literal_eval(text)
+    return tuple(str(part) for part in value)
+
+
+def module_of(node: ir.Node) -> str:
+    """Return the dotted path of the module that owns a node, or "" when it is not known."""
+    scopes = name_scopes(node)
+    return scopes[-2] if len(scopes) > 1 else ""
+
+
+def dtype_name(dtype: ir.DataType) -> str:
+    """Return the lower-case dtype name used everywhere in mcpc."""
+    return {"FLOAT": "float32", "DOUBLE": "float64"}.get(dtype.name, dtype.name.lower())
+
+
+def dtype_of(name: str) -> ir.DataType:
+    """Return the ONNX dtype of a dtype name."""
+    return ir.DataType[{"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper())]

@@ -1,0 +1,162 @@
+"""Read safetensors headers without reading tensors, and write safetensors files one tensor at a time.
+
+Source: https://github.com/huggingface/safetensors (format: 8 bytes little-endian header length, JSON header,
+tensor bytes; `data_offsets` are relative to the end of the header).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from mcpc.core.runner import Array
+from mcpc.core.tensors import nbytes
+from mcpc.errors import BadInputError
+
+_NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
+    "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+_CODES = {name: code for code, name in _NAMES.items()}
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
+_LFS_PREFIX = b"version https://git-lfs"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one tensor lies: `offset` is from the start of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    length: int
+
+    def read(self) -> Array:
+        """Return the tensor as a numpy array (bfloat16 and float8 by ml_dtypes); its pages are mapped, not loaded."""
+        if self.length == 0:
+            return np.zeros(self.shape, numpy_dtype(self.dtype))
+        raw = np.memmap(self.file, np.uint8, "r", self.offset, (self.length,))
+        return raw.view(numpy_dtype(self.dtype)).reshape(self.shape)
+
+
+def numpy_dtype(name: str) -> np.dtype[np.generic]:
+    """Return the numpy dtype of a dtype name."""
+    extra = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
+             "float8_e5m2": ml_dtypes.float8_e5m2, "int4": ml_dtypes.int4}  # fmt: skip
+    return np.dtype(extra.get(name, name))
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Return the entries of a safetensors file in file order; no tensor is read.
+
+    Raises:
+        BadInputError: The file is truncated, an LFS pointer, or its header is malformed.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        if start == _LFS_PREFIX[:8] and (start + file.read(len(_LFS_PREFIX) - 8)) == _LFS_PREFIX:
+            raise BadInputError("this is a Git LFS pointer, not a tensor file", where=str(path), hint="git lfs pull")
+        if len(start) < 8:
+            raise BadInputError("truncated tensor file", where=str(path), expected="at least 8 bytes", got=f"{size} bytes")
+        (length,) = struct.unpack("<Q", start)
+        if length > min(size - 8, _MAX_HEADER_BYTES):
+            raise BadInputError("truncated tensor file", where=str(path), expected=f"a header of {length} bytes", got=f"{size} bytes in all")
+        raw = file.read(length)
+    try:
+        header = json.loads(raw, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise BadInputError("malformed safetensors header", where=str(path), got=str(error)) from None
+    if not isinstance(header, dict):
+        raise BadInputError("malformed safetensors header", where=str(path), expected="a JSON object")
+    header.pop("__metadata__", None)
+    return _entries(path, 8 + length, size, header)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("duplicate keys")
+    return result
+
+
+def _entries(path: Path, base: int, size: int, header: dict[str, object]) -> dict[str, Entry]:
+    entries = []
+    for name, value in header.items():
+        try:
+            assert isinstance(value, dict)
+            shape = tuple(int(dim) for dim in value["shape"])
+            begin, end = (int(offset) for offset in value["data_offsets"])
+            dtype = _NAMES[value["dtype"]]
+        except (AssertionError, KeyError, TypeError, ValueError) as error:
+            raise BadInputError("malformed safetensors entry", where=f"{path}: {name}", got=repr(error)) from None
+        if min(shape, default=0) < 0 or begin < 0 or end - begin != nbytes(dtype, shape):
+            raise BadInputError("tensor bytes do not match its shape", where=f"{path}: {name}",
+                                expected=f"{nbytes(dtype, shape)} bytes for {dtype}{list(shape)}", got=f"{end - begin}")  # fmt: skip
+        entries.append(Entry(name, dtype, shape, path, base + begin, end - begin))
+    entries.sort(key=lambda entry: (entry.offset, entry.length))
+    position = base
+    for entry in entries:
+        if entry.offset < position:
+            raise BadInputError("tensor bytes overlap", where=f"{path}: {entry.name}")
+        position = entry.offset + entry.length
+    if position > size:
+        raise BadInputError("truncated tensor file", where=str(path), expected=f"{position} bytes", got=f"{size} bytes")
+    return {entry.name: entry for entry in entries}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A tensor to be written: its bytes are asked for later."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def write_stream(file: BinaryIO, plans: Sequence[Plan], arrays: Iterable[Array]) -> dict[str, tuple[int, int]]:
+    """Write a safetensors file, one array in memory at a time.
+
+    4-bit tensors are written as packed `U8` of their byte count, low nibble first; the caller passes packed uint8.
+
+    Returns:
+        For each name (offset from the start of the file, length in bytes).
+    """
+    header: dict[str, object] = {}
+    position = 0
+    spans: dict[str, tuple[int, int]] = {}
+    for plan in plans:
+        size = nbytes(plan.dtype, plan.shape)
+        packed = plan.dtype in ("int4", "uint4")
+        header[plan.name] = {"dtype": "U8" if packed else _CODES[plan.dtype],
+                             "shape": [size] if packed else list(plan.shape), "data_offsets": [position, position + size]}  # fmt: skip
+        spans[plan.name] = (position, size)
+        position += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(struct.pack("<Q", len(text)))
+    file.write(text)
+    for plan, array in zip(plans, arrays, strict=True):
+        data = np.ascontiguousarray(array)
+        if data.nbytes != spans[plan.name][1]:
+            raise ValueError(f"{plan.name}: {data.nbytes} bytes given, {spans[plan.name][1]} planned")
+        file.write(memoryview(data.reshape(-1).view(np.uint8)) if data.size else b"")
+    base = 8 + len(text)
+    return {name: (base + offset, size) for name, (offset, size) in spans.items()}
+
+
+def iter_entries(files: Iterable[Path]) -> Iterator[Entry]:
+    """Yield the entries of several files in order."""
+    for path in files:
+        yield from read_header(path).values()
