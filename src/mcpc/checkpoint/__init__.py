@@ -1,0 +1,5 @@
+"""A Hugging Face checkpoint folder as lazy tensors. Safetensors only; no pickle, no remote code, no network."""
+
+from mcpc.checkpoint.checkpoint import Checkpoint
+
+__all__ = ["Checkpoint"]
