@@ -1,0 +1,1 @@
+"""Recipe, target and template files as validated objects: all errors at once, each with its place."""

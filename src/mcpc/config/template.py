@@ -1,0 +1,143 @@
+"""Types of a model template: data that says which components a family has. Unknown keys are refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+
+
+class Strict(BaseModel):
+    """Base of every template part."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Meta(Strict):
+    """Identity of the template."""
+
+    kind: Literal["model-template"]
+    schema_version: Literal["1.0"]
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")]
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+\.\d+$")]
+
+
+class Match(Strict):
+    """When a checkpoint belongs to the family: every line must hold."""
+
+    architectures: tuple[str, ...]
+    config: dict[str, tuple[Any, ...]] = Field(
+        default_factory=dict, description="Dotted path in config.json -> allowed values."
+    )
+
+
+class TensorPlan(Strict):
+    """A graph input or output. `float` becomes the package's float dtype."""
+
+    dtype: Literal["float", "int64", "int32", "bool"]
+    shape: tuple[str | int, ...] = Field(description="Sizes, names from `dimensions`, or sums such as past+sequence.")
+
+
+class Call(Strict):
+    """Which wrapper of `export/components.py` traces the component, and its options."""
+
+    wrapper: Literal["features", "vision-embed", "causal-decoder", "similarity", "speech-encoder", "speech-decoder"]
+    method: str | None = Field(default=None, description="`features`: the method of the transformers model.")
+    flatten: bool = Field(default=False, description="`features`: [items, rows, H] becomes [items * rows, H].")
+
+
+class Cache(Strict):
+    """Key/value cache tensors `past.{i}.key`, `present.{i}.value`, and `cross.{i}.*` when `cross` is set."""
+
+    kind: Literal["concat"]
+    layers: str
+    layout: tuple[str, ...]
+    cross: tuple[str, ...] | None = Field(default=None, description="Layout of the cross-attention cache.")
+
+
+class ComponentPlan(Strict):
+    """One ONNX graph of the package."""
+
+    role: Literal["encoder", "embedding", "decoder", "head"]
+    modality: Literal["image", "text", "audio", "video"] | None = None
+    call: Call
+    inputs: dict[Name, TensorPlan]
+    outputs: dict[Name, TensorPlan]
+    cache: Cache | None = None
+    cross_outputs: bool = Field(default=False, description="The encoder also returns the cross-attention cache.")
+    contract: str | None = None
+
+
+class PlaceholderPlan(Strict):
+    """The token that stands for one feature row."""
+
+    token_id: str = Field(description="Dotted path in the config.")
+
+
+class ModalityPlan(Strict):
+    """Inputs and limits of one modality; limits are policy, so they stand here and not in code."""
+
+    inputs: tuple[str, ...]
+    mime_types: tuple[str, ...] = ()
+    max_bytes: int | None = None
+    max_pixels: int | None = None
+
+
+class BindingPlan(Strict):
+    """Prompt length and format."""
+
+    max_tokens: str
+    truncation: Literal["refuse", "proportional"]
+    prompt: str | None = Field(default=None, description="Used when the checkpoint brings no chat template.")
+    suffix: tuple[str, ...] = Field(default=(), description="Dotted paths of token ids appended after the text.")
+
+
+class Unused(Strict):
+    """Checkpoint tensors that no component needs."""
+
+    pattern: str
+    why: str
+
+
+class Weights(Strict):
+    """What may stay unused."""
+
+    unused: tuple[Unused, ...] = ()
+
+
+class GenerationPlan(Strict):
+    """Bounds of generation that no file of the checkpoint gives."""
+
+    max_new_tokens: int = Field(description="Default of `mcpc run`.")
+
+
+class VerifyPlan(Strict):
+    """Gates. They may be stricter than the fixed ones, never looser."""
+
+    float32_max_abs: Annotated[float, Field(gt=0, le=1e-4)]
+    greedy_tokens: Annotated[int, Field(ge=32)] | None = None
+
+
+class Template(Strict):
+    """A model template file."""
+
+    meta: Meta = Field(alias="__meta__")
+    kind: Literal["vision-language", "dual-encoder", "speech-seq2seq"]
+    match: Match
+    dimensions: dict[str, str] = Field(description="Name -> expression over the config, such as config.a / config.b.")
+    dynamic: tuple[str, ...]
+    components: dict[Name, ComponentPlan]
+    edges: tuple[tuple[str, str], ...] = ()
+    placeholders: dict[str, PlaceholderPlan] = Field(default_factory=dict)
+    modalities: dict[str, ModalityPlan]
+    binding: BindingPlan | None = None
+    generation: GenerationPlan | None = None
+    weights: Weights = Weights()
+    verify: VerifyPlan
+
+    @property
+    def id(self) -> str:
+        """Return `name@version`."""
+        return f"{self.meta.name}@{self.meta.version}"
