@@ -58,10 +58,14 @@ def all_initializers(model: ir.Model) -> list[ir.Value]:
     return [value for graph in model.graphs() for value in graph.initializers.values()]
 
 
+def serialize(model: ir.Model) -> bytes:
+    """Return the one serialization of a graph; external tensors stay references, others are inlined."""
+    return bytes(ir.serde.serialize_model(model).SerializeToString(deterministic=True))
+
+
 def save(model: ir.Model, path: Path) -> None:
     """Write the graph deterministically; external tensors stay references, others are inlined."""
-    proto = ir.serde.serialize_model(model)
-    path.write_bytes(proto.SerializeToString(deterministic=True))
+    path.write_bytes(serialize(model))
 
 
 def check(path: Path) -> None:
@@ -99,3 +103,29 @@ def dtype_name(dtype: ir.DataType) -> str:
 def dtype_of(name: str) -> ir.DataType:
     """Return the ONNX dtype of a dtype name."""
     return ir.DataType[{"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper())]
+
+
+def parse_function(text: str) -> ir.Function:
+    """Return the model-local function of an ONNX text form."""
+    return ir.serde.deserialize_function(onnx.parser.parse_function(text))
+
+
+def strip_metadata(model: ir.Model, name: str) -> None:
+    """Drop everything a tracer writes about the machine it ran on; keep `name_scopes` and name the producer."""
+    for graph in (*model.graphs(), *model.functions.values()):
+        graph.metadata_props.clear()
+        for node in graph:
+            scopes = node.metadata_props.get(NAME_SCOPES)
+            node.metadata_props.clear()
+            node.doc_string = None
+            if scopes:
+                node.metadata_props[NAME_SCOPES] = scopes
+            for value in node.outputs:
+                value.metadata_props.clear()
+        for value in (*graph.inputs, *(graph.initializers.values() if isinstance(graph, ir.Graph) else ())):
+            value.metadata_props.clear()
+    model.metadata_props.clear()
+    model.graph.name = name
+    model.graph.doc_string = None
+    model.doc_string = None
+    model.producer_name, model.producer_version = "mcpc", None

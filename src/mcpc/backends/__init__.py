@@ -1,0 +1,1 @@
+"""What runs and builds graphs. Each backend keeps its runtime to itself."""
