@@ -1,0 +1,197 @@
+"""The wrappers that are traced: each turns a part of a transformers model into one graph with explicit inputs.
+
+Every wrapper holds the whole model as `model`, so that the module path of each node is `model.` + the path in
+the model, and takes its tensors by name in the order of the plan.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers import DynamicCache, EncoderDecoderCache
+
+from mcpc.errors import InternalError
+from mcpc.templates.plan import ExportPlan, PlannedComponent
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+class Wrapper(torch.nn.Module):
+    """Base: calls `compute` with the named tensors and returns a flat tuple in the order of the plan."""
+
+    def __init__(self, model: transformers.PreTrainedModel, component: PlannedComponent, plan: ExportPlan) -> None:
+        super().__init__()
+        self.model = model
+        self.component = component
+        self.plan = plan
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return the outputs in the order of the plan."""
+        raise InternalError("a wrapper must compute something", where=type(self).__name__)
+
+    def forward(self, *tensors: torch.Tensor) -> Outputs:
+        """Trace entry: tensors in the order of `component.inputs`."""
+        names = [spec.name for spec in self.component.inputs]
+        return self.compute(dict(zip(names, tensors, strict=True)))
+
+    def cache_of(self, tensors: Mapping[str, torch.Tensor], prefix: str) -> DynamicCache:
+        """Return a transformers cache filled with `<prefix>.<i>.key|value`."""
+        assert self.component.cache is not None
+        layers = range(self.component.cache.layers)
+        return DynamicCache([(tensors[f"{prefix}.{i}.key"], tensors[f"{prefix}.{i}.value"]) for i in layers])
+
+
+def _flat(cache: DynamicCache) -> Outputs:
+    """Return the keys and values of every layer, in order."""
+    return tuple(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
+
+
+class Features(Wrapper):
+    """A tower: `get_image_features` or `get_text_features`, whose pooled output is the features."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return [items, D], or [items * rows, H] when the call says `flatten`."""
+        call = self.component.call
+        with _batch_stays_whole(self.model):
+            output = getattr(self.model, call.method or "")(**tensors, return_dict=True)
+        features = output if isinstance(output, torch.Tensor) else output.pooler_output
+        if isinstance(features, (builtins.list, tuple)):
+            features = torch.cat(builtins.list(features), dim=0)
+        return (features.flatten(0, 1) if call.flatten and features.ndim == 3 else features,)
+
+
+class VisionEmbed(Wrapper):
+    """Token embedding with image rows in place of placeholders, by the op `mcpc::VisionEmbed`.
+
+    `pos_map` is the running number of the placeholder, or -1 for a text token. The op is symbolic: neither the
+    tracer nor the optimizer looks inside.
+    """
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return [batch, sequence, hidden] from ids [batch, sequence] and rows [feature_rows, hidden]."""
+        ids, features = tensors["input_ids"], tensors["image_features"]
+        table = self.model.get_input_embeddings().weight
+        is_image = ids == self.plan.placeholder_ids["image"]
+        number = is_image.reshape(-1).to(torch.int64).cumsum(0).reshape(is_image.shape)
+        pos_map = torch.where(is_image, number - 1, -1).to(torch.int32)
+        rows = torch.onnx.ops.symbolic(
+            "mcpc::VisionEmbed", (ids, table, features, pos_map), {},
+            dtype=table.dtype, shape=(*ids.shape, table.shape[1]), version=1,
+        )  # fmt: skip
+        return (rows,)
+
+
+class CausalDecoder(Wrapper):
+    """Language model with its head; prefill and decode are the same graph, past length 0 included."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return logits [batch, sequence, V], then present keys and values."""
+        cache = self.cache_of(tensors, "past")
+        output = self.model.get_decoder()(
+            inputs_embeds=tensors["inputs_embeds"],
+            attention_mask=tensors["attention_mask"],
+            position_ids=tensors["position_ids"],
+            cache=cache,
+            use_cache=True,
+        )
+        return (self.model.get_output_embeddings()(output[0]), *_flat(cache))
+
+
+class Similarity(Wrapper):
+    """Scaled cosine similarity of image and text embeddings, as CLIP's forward computes it."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return logits [images, texts]."""
+        image, text = tensors["image_embeds"], tensors["text_embeds"]
+        image = image / image.pow(2).sum(dim=-1, keepdim=True).pow(0.5)
+        text = text / text.pow(2).sum(dim=-1, keepdim=True).pow(0.5)
+        return ((text @ image.t() * self.model.logit_scale.exp()).t(),)
+
+
+class SpeechEncoder(Wrapper):
+    """Audio encoder, with the cross-attention keys and values of every decoder layer, so that they are computed once."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return features [batch, rows, H], then cross keys and values [batch, heads, rows, D]."""
+        features = self.model.get_encoder()(tensors["input_features"])[0]
+        cross = []
+        for layer in self.model.get_decoder().layers:
+            attention = layer.encoder_attn
+            for projection in (attention.k_proj, attention.v_proj):
+                shape = (features.shape[0], -1, attention.num_heads, attention.head_dim)
+                cross.append(projection(features).view(shape).transpose(1, 2).contiguous())
+        return (features, *cross)
+
+
+class SpeechDecoder(Wrapper):
+    """Text decoder that reads the cross-attention cache and appends to its own."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return logits [batch, sequence, V], then present keys and values."""
+        own, cross = self.cache_of(tensors, "past"), self.cache_of(tensors, "cross")
+        cache = EncoderDecoderCache(own, cross)
+        # The cross cache is complete: attention must read it and never project the encoder's output again.
+        cache.is_updated = dict.fromkeys(range(len(cross.layers)), True)
+        rows = tensors["cross.0.key"]
+        unread = rows.transpose(1, 2).flatten(2)  # any [batch, rows, H] tensor switches cross-attention on
+        output = self.model.get_decoder()(
+            input_ids=tensors["input_ids"],
+            attention_mask=tensors["attention_mask"],
+            position_ids=tensors["position_ids"],
+            encoder_hidden_states=unread,
+            cache=cache,
+            use_cache=True,
+        )
+        return (self.model.get_output_embeddings()(output[0]), *_flat(own))
+
+
+WRAPPERS: Mapping[str, type[Wrapper]] = {
+    "features": Features,
+    "vision-embed": VisionEmbed,
+    "causal-decoder": CausalDecoder,
+    "similarity": Similarity,
+    "speech-encoder": SpeechEncoder,
+    "speech-decoder": SpeechDecoder,
+}
+
+
+class _TensorStaysWhole(type):
+    """Metaclass of a stand-in for `list`: a tensor is returned as it is, everything else becomes a list."""
+
+    def __call__(cls, value: Any = ()) -> Any:
+        return value if isinstance(value, torch.Tensor) else builtins.list(value)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, builtins.list)
+
+    def __getitem__(cls, item: Any) -> Any:
+        return builtins.list[item]
+
+
+class _WholeList(metaclass=_TensorStaysWhole):
+    pass
+
+
+@contextlib.contextmanager
+def _batch_stays_whole(model: torch.nn.Module) -> Iterator[None]:
+    """Shadow `list` in the model's modules while tracing.
+
+    transformers ends `get_image_features` with `list(features)`; iterating a tensor fixes the batch size in the
+    trace. With the shadow the batch stays one tensor and one dynamic dimension.
+    """
+    names = {cls.__module__ for child in (model, *model.children()) for cls in type(child).__mro__}
+    modules = [sys.modules[name] for name in sorted(names) if name.startswith("transformers.models.")]
+    shadowed = [module for module in modules if "list" not in vars(module)]
+    for module in shadowed:
+        module.list = _WholeList  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in shadowed:
+            del module.list  # type: ignore[attr-defined]

@@ -1,0 +1,79 @@
+"""Find the template of a checkpoint; a refusal carries its reasons."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mcpc.checkpoint import Checkpoint
+from mcpc.config.loader import load_yaml
+from mcpc.config.template import Template
+from mcpc.errors import BadInputError, Problem, UnsupportedError
+from mcpc.resources import templates_dir
+
+
+@dataclass(frozen=True)
+class MatchResult:
+    """Whether a template fits, and every line that did not hold."""
+
+    template: Template
+    reasons: tuple[str, ...]
+
+    @property
+    def matches(self) -> bool:
+        """Return True when no line failed."""
+        return not self.reasons
+
+
+def load_templates() -> tuple[Template, ...]:
+    """Return the shipped model templates, by file name."""
+    return tuple(load_yaml(path, Template) for path in sorted(templates_dir("models").glob("*.yaml")))
+
+
+def lookup(config: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path, or None when a part is absent."""
+    value: Any = config
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+def match(template: Template, checkpoint: Checkpoint) -> MatchResult:
+    """Compare a checkpoint's config with the `match` lines of a template."""
+    reasons = []
+    if checkpoint.architecture not in template.match.architectures:
+        reasons.append(f"architecture {checkpoint.architecture!r} is not {' or '.join(template.match.architectures)}")
+    for path, allowed in template.match.config.items():
+        value = lookup(checkpoint.config, path)
+        if value not in allowed:
+            reasons.append(f"config {path} is {value!r}, not {' or '.join(map(repr, allowed))}")
+    return MatchResult(template, tuple(reasons))
+
+
+def select(checkpoint: Checkpoint, templates: Sequence[Template]) -> Template:
+    """Return the one template that fits.
+
+    Raises:
+        BadInputError: The config names no architecture.
+        UnsupportedError: None fits; the reasons and the nearest family are given.
+    """
+    if not checkpoint.architecture:
+        raise BadInputError("config.json names no architecture", where=str(checkpoint.root), expected='"architectures": ["..."]')
+    results = [match(template, checkpoint) for template in templates]
+    fitting = [result.template for result in results if result.matches]
+    if fitting:
+        return fitting[0]
+    near = [result for result in results if checkpoint.architecture in result.template.match.architectures]
+    names = {name: result.template for result in results for name in result.template.match.architectures}
+    closest = difflib.get_close_matches(checkpoint.architecture, names, n=1, cutoff=0.0)
+    nearest = near[0].template if near else names[closest[0]]
+    raise UnsupportedError(
+        f"no template for architecture {checkpoint.architecture}", where=str(checkpoint.root),
+        problems=[Problem(reason, result.template.id) for result in (near or results) for reason in result.reasons],
+        hint=f"the nearest supported family is {nearest.id} ({', '.join(nearest.match.architectures)}); `mcpc templates list` shows all",
+        details={"nearest": nearest.id},
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+"""Resolve a template against a model's config: every size becomes a number, every dynamic dimension a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mcpc.config.template import Cache, Call, ComponentPlan, TensorPlan, Template
+from mcpc.core.tensors import Dimension, TensorSpec
+from mcpc.errors import BadInputError
+from mcpc.templates.match import lookup
+
+_TERM = re.compile(r"^(?:config\.(?P<path>[\w.]+)|(?P<number>\d+))$")
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """The decoder's cache: per layer a key and a value tensor; dynamic dimensions stay names."""
+
+    layers: int
+    layout: tuple[str, ...]
+    shape: tuple[Dimension, ...]
+    cross_shape: tuple[Dimension, ...] | None
+
+
+@dataclass(frozen=True)
+class PlannedComponent:
+    """One component with all its graph inputs and outputs, caches included, in graph order."""
+
+    name: str
+    role: str
+    modality: str | None
+    call: Call
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    cache: CachePlan | None
+    contract: str | None
+
+
+@dataclass(frozen=True)
+class ExportPlan:
+    """What to export: components with concrete sizes, and the family's data."""
+
+    template: Template
+    sizes: Mapping[str, int]
+    components: tuple[PlannedComponent, ...]
+    placeholder_ids: Mapping[str, int]
+
+
+def make_plan(template: Template, config: Mapping[str, Any], float_dtype: str) -> ExportPlan:
+    """Resolve a template.
+
+    Args:
+        template: The family.
+        config: The full config of the model, defaults included.
+        float_dtype: The dtype that `float` stands for.
+
+    Raises:
+        BadInputError: The config lacks a value, or a size is not a positive integer.
+    """
+    sizes = {name: evaluate(expression, config, name) for name, expression in template.dimensions.items()}
+    resolver = _Resolver(sizes, frozenset(template.dynamic), float_dtype)
+    components = tuple(resolver.component(name, plan) for name, plan in template.components.items())
+    placeholders = {
+        modality: evaluate(plan.token_id, config, f"placeholder of {modality}", allow_zero=True)
+        for modality, plan in template.placeholders.items()
+    }
+    return ExportPlan(template, sizes, components, placeholders)
+
+
+def evaluate(expression: str, config: Mapping[str, Any], what: str, allow_zero: bool = False) -> int:
+    """Return the integer of `config.path`, `a / b` or `a * b`.
+
+    Raises:
+        BadInputError: A path is absent, or the result is not a positive integer (or zero, when allowed).
+    """
+    parts = re.split(r"\s*([*/])\s*", expression)
+    value = _term(parts[0], config, what)
+    for operator, term in zip(parts[1::2], parts[2::2], strict=True):
+        operand = _term(term, config, what)
+        if operator == "/" and (operand == 0 or value % operand):
+            raise BadInputError(f"the config does not divide: {expression}", where="config.json", expected="an integer", got=f"{value} / {operand}")
+        value = value * operand if operator == "*" else value // operand
+    if value < (0 if allow_zero else 1):
+        raise BadInputError(f"the config gives no usable {what}", where=f"config.json: {expression}", expected="a positive integer", got=str(value))
+    return value
+
+
+def _term(text: str, config: Mapping[str, Any], what: str) -> int:
+    found = _TERM.match(text)
+    if found is None:
+        raise BadInputError(f"cannot read the expression for {what}", where="template", got=text)
+    if found["number"]:
+        return int(found["number"])
+    value = lookup(config, found["path"])
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadInputError(f"the config lacks {what}", where=f"config.json: {found['path']}", expected="an integer", got=repr(value))
+    return value
+
+
+@dataclass(frozen=True)
+class _Resolver:
+    sizes: Mapping[str, int]
+    dynamic: frozenset[str]
+    float_dtype: str
+
+    def dimension(self, dim: str | int) -> Dimension:
+        if isinstance(dim, int):
+            return dim
+        if dim in self.sizes:
+            return self.sizes[dim]
+        if all(part in self.dynamic for part in dim.split("+")):
+            return dim
+        raise BadInputError("the template names an unknown dimension", where="template", got=dim, expected=", ".join([*self.sizes, *self.dynamic]))
+
+    def spec(self, name: str, plan: TensorPlan) -> TensorSpec:
+        dtype = self.float_dtype if plan.dtype == "float" else plan.dtype
+        return TensorSpec(name, dtype, tuple(self.dimension(dim) for dim in plan.shape))
+
+    def cache(self, cache: Cache) -> CachePlan:
+        cross = None if cache.cross is None else tuple(self.dimension(dim) for dim in cache.cross)
+        return CachePlan(self.sizes[cache.layers], cache.layout, tuple(self.dimension(dim) for dim in cache.layout), cross)
+
+    def cache_specs(self, prefix: str, layers: int, shape: tuple[Dimension, ...]) -> list[TensorSpec]:
+        return [TensorSpec(f"{prefix}.{layer}.{part}", self.float_dtype, shape) for layer in range(layers) for part in ("key", "value")]
+
+    def component(self, name: str, plan: ComponentPlan) -> PlannedComponent:
+        inputs = [self.spec(key, value) for key, value in plan.inputs.items()]
+        outputs = [self.spec(key, value) for key, value in plan.outputs.items()]
+        cache = None if plan.cache is None else self.cache(plan.cache)
+        if cache is not None and plan.cross_outputs:
+            outputs += self.cache_specs("cross", cache.layers, cache.cross_shape or ())
+        elif cache is not None:
+            present = tuple("past+sequence" if dim == "past" else dim for dim in cache.shape)
+            inputs += self.cache_specs("past", cache.layers, cache.shape)
+            if cache.cross_shape is not None:
+                inputs += self.cache_specs("cross", cache.layers, cache.cross_shape)
+            outputs += self.cache_specs("present", cache.layers, present)
+        return PlannedComponent(name, plan.role, plan.modality, plan.call, tuple(inputs), tuple(outputs), cache, plan.contract)
