@@ -21,7 +21,7 @@ def widen(model: ir.Model) -> bool:
     """Make every float16 and bfloat16 type of a model float32, in place.
 
     Covers graph inputs and outputs, values, initializers, dtype attributes such as `Cast.to`, constant tensors,
-    subgraphs and the bodies of functions. Each tensor becomes a `WidenedTensor` (an `ir.LazyTensor`) that widens when it is read, so no
+    subgraphs and the bodies of functions. Each tensor becomes a `WidenedTensor`, which widens when it is read, so no
     weight is read here. Every float16 and bfloat16 number is a float32 number, so the values do not change; what
     changes is that results are no longer rounded to 16 bits between nodes.
 
@@ -69,7 +69,11 @@ def _widen_attributes(attributes: MutableMapping[str, ir.Attr], where: str, stan
         is_dtype = standard and name in _DTYPE_ATTRIBUTES
         if attribute.is_ref():
             if is_dtype:
-                raise UnsupportedError("a dtype comes from a function attribute, which cannot be widened", where=where, got=f"{name} = @{attribute.ref_attr_name}")
+                raise UnsupportedError(
+                    "a dtype comes from a function attribute, which cannot be widened",
+                    where=where,
+                    got=f"{name} = @{attribute.ref_attr_name}",
+                )
             continue
         replacement = _widened_attribute(attribute, where, is_dtype)
         if replacement is not None:
@@ -86,7 +90,9 @@ def _widened_attribute(attribute: ir.Attr, where: str, is_dtype: bool) -> ir.Att
         case ir.AttributeType.TENSOR if attribute.as_tensor().dtype in _NARROW:
             return ir.AttrTensor(attribute.name, WidenedTensor(attribute.as_tensor()))
         case ir.AttributeType.TENSORS if any(tensor.dtype in _NARROW for tensor in attribute.as_tensors()):
-            tensors = [WidenedTensor(tensor) if tensor.dtype in _NARROW else tensor for tensor in attribute.as_tensors()]
+            tensors = [
+                WidenedTensor(tensor) if tensor.dtype in _NARROW else tensor for tensor in attribute.as_tensors()
+            ]
             return ir.AttrTensors(attribute.name, tensors)
         case ir.AttributeType.TYPE_PROTO if attribute.value.type.dtype in _NARROW:
             attribute.value.type.dtype = ir.DataType.FLOAT
@@ -102,7 +108,7 @@ class WidenedTensor(ir.LazyTensor):
     __slots__ = ("source",)
 
     def __init__(self, source: ir.TensorProtocol) -> None:
-        def read() -> ir.Tensor:
+        def read() -> ir.TensorProtocol:
             return ir.Tensor(source.numpy().astype(np.float32), name=source.name)
 
         shape = ir.Shape(int(size) for size in source.shape.numpy())

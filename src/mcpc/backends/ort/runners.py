@@ -27,9 +27,13 @@ def package_runners(
 
     def open_component(component: str) -> OrtRunner:
         if component not in files:
-            raise BadInputError("the package has no such component", where=str(root), expected=", ".join(files), got=component)
+            raise BadInputError(
+                "the package has no such component", where=str(root), expected=", ".join(files), got=component
+            )
         if component not in opened:
-            opened[component] = open_model(root / files[component], accuracy_level=accuracy_level, threads=threads, twin=twin)
+            opened[component] = open_model(
+                root / files[component], accuracy_level=accuracy_level, threads=threads, twin=twin
+            )
         return opened[component]
 
     return open_component

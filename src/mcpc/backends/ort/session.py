@@ -47,8 +47,8 @@ def open_model(
 ) -> OrtRunner:
     """Open an ONNX file on the CPU.
 
-    ONNX Runtime has no bfloat16 kernels on the CPU and computes float16 partly in float32, so a graph with 16-bit floats
-    is executed through its float32 twin: every such type widened, the weights streamed one tensor at a time into a
+    ONNX Runtime has no bfloat16 kernels on the CPU and computes float16 partly in float32, so a graph with 16-bit
+    floats is executed through its float32 twin: every such type widened, the weights streamed, one at a time, into a
     temporary folder (`TMPDIR`), which is gone once they are mapped.
 
     Args:
@@ -146,7 +146,9 @@ class OrtRunner:
         try:
             results = self._session.run(list(names), arrays)
         except ort_errors.InvalidArgument as error:
-            raise BadInputError("ONNX Runtime refuses the inputs", where=str(self.path), got=_one_line(error)) from error
+            raise BadInputError(
+                "ONNX Runtime refuses the inputs", where=str(self.path), got=_one_line(error)
+            ) from error
         except _FAULTS as error:
             raise BackendError("ONNX Runtime failed", where=str(self.path), got=_one_line(error)) from error
         return {name: _widest(array) for name, array in zip(names, results, strict=True)}
@@ -154,7 +156,9 @@ class OrtRunner:
     def _check_names(self, feeds: Feeds, outputs: Sequence[str]) -> None:
         if feeds.keys() != self.inputs.keys():
             expected, got = ", ".join(sorted(self.inputs)), ", ".join(sorted(feeds))
-            raise BadInputError("the inputs are not those of the graph", where=str(self.path), expected=expected, got=got)
+            raise BadInputError(
+                "the inputs are not those of the graph", where=str(self.path), expected=expected, got=got
+            )
         if unknown := [name for name in outputs if name not in self.outputs]:
             expected = ", ".join(self.outputs)
             raise BadInputError("no such output", where=str(self.path), expected=expected, got=", ".join(unknown))
@@ -165,14 +169,18 @@ class OrtRunner:
             return array
         if array.dtype.kind == dtype.kind == "f":
             return array.astype(dtype)
-        raise BadInputError("an input has the wrong dtype", where=f"{self.path}: {name}", expected=dtype.name, got=array.dtype.name)
+        raise BadInputError(
+            "an input has the wrong dtype", where=f"{self.path}: {name}", expected=dtype.name, got=array.dtype.name
+        )
 
 
 def _dtype(ort_type: str, where: str) -> str:
     try:
         return _DTYPES[ort_type]
     except KeyError:
-        raise UnsupportedError("ONNX Runtime's Python interface cannot pass this input type", where=where, got=ort_type) from None
+        raise UnsupportedError(
+            "ONNX Runtime's Python interface cannot pass this input type", where=where, got=ort_type
+        ) from None
 
 
 def _widest(array: Array) -> Array:

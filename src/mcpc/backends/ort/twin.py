@@ -39,7 +39,7 @@ def write_twin(model: ir.Model, folder: Path) -> None:
                     offset = file.tell()
                     file.write(tensor.tobytes())
                     written[key] = ir.ExternalTensor(
-                        _WEIGHTS, offset, file.tell() - offset, tensor.dtype, shape=tensor.shape,
+                        _WEIGHTS, offset, file.tell() - offset, tensor.dtype, shape=_shape(tensor),
                         name=str(value.name), base_dir=folder,
                     )  # fmt: skip
                 value.const_value = _renamed(written[key], str(value.name))
@@ -51,7 +51,7 @@ def write_twin(model: ir.Model, folder: Path) -> None:
 def _inlined(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     if not isinstance(tensor, ir.ExternalTensor):
         return tensor
-    return ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, shape=ir.Shape(tensor.shape), name=tensor.name)
+    return ir.Tensor(tensor.numpy().copy(), dtype=tensor.dtype, shape=_shape(tensor), name=tensor.name)
 
 
 def _bytes_of(tensor: ir.TensorProtocol) -> tuple[object, ...]:
@@ -64,5 +64,15 @@ def _bytes_of(tensor: ir.TensorProtocol) -> tuple[object, ...]:
 
 def _renamed(tensor: ir.ExternalTensor, name: str) -> ir.ExternalTensor:
     return ir.ExternalTensor(
-        tensor.location, tensor.offset, tensor.length, tensor.dtype, shape=tensor.shape, name=name, base_dir=tensor.base_dir
+        tensor.location,
+        tensor.offset,
+        tensor.length,
+        tensor.dtype,
+        shape=_shape(tensor),
+        name=name,
+        base_dir=tensor.base_dir,
     )
+
+
+def _shape(tensor: ir.TensorProtocol) -> ir.Shape:
+    return ir.Shape(tensor.shape.numpy())
