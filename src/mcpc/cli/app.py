@@ -12,6 +12,7 @@ import typer
 from mcpc import __version__
 from mcpc.cli.console import reporting_failures
 from mcpc.cli.display import LogFormat, log_format
+from mcpc.cli.inspect import inspect
 from mcpc.errors import UsageError
 
 app = typer.Typer(
@@ -24,7 +25,7 @@ app = typer.Typer(
 )
 
 #: The commands in the order of `mcpc --help`.
-COMMANDS: tuple[Callable[..., None], ...] = ()
+COMMANDS: tuple[Callable[..., None], ...] = (inspect,)
 
 for _command in COMMANDS:
     app.command(name=_command.__name__.replace("_", "-"), no_args_is_help=True)(_command)

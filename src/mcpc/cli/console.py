@@ -31,6 +31,8 @@ from mcpc.errors import ExitCode, InternalError, McpcError, StorageError
 Work = Callable[[Progress], Report]
 Render = Callable[[Console, Report], None]
 
+_WIDTH_OF_FILES = 1000
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM: unwinds like Ctrl-C, so that staging folders are removed."""
@@ -57,7 +59,7 @@ def execute(command: str, work: Work, render: Render, json_output: bool) -> None
             if json_output:
                 print_json(report.to_dict())
             else:
-                render(Console(highlight=False), report)
+                render(_result_console(), report)
             sys.stdout.flush()
 
 
@@ -68,6 +70,14 @@ def stream(progress: Progress, text: str) -> None:
         close()
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _result_console() -> Console:
+    """Return the console of stdout; nothing is cut or wrapped when it is a file or a pipe."""
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _WIDTH_OF_FILES
+    return console
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -131,7 +141,9 @@ def _fail_with(command: str, json_output: bool, error: McpcError) -> NoReturn:
     _fail(command, json_output, error.to_dict(), error.exit_code, [str(problem) for problem in error.problems])
 
 
-def _fail(command: str, json_output: bool, fields: dict[str, Any], code: ExitCode, problems: list[str] | None = None) -> NoReturn:
+def _fail(
+    command: str, json_output: bool, fields: dict[str, Any], code: ExitCode, problems: list[str] | None = None
+) -> NoReturn:
     """Print the error line, its problems and its hint on stderr, the JSON document on stdout, and exit."""
     if json_output:
         with _reader_may_leave():

@@ -56,7 +56,12 @@ class Live:
     def advance(self, done: int, total: int, what: str = "") -> None:
         """Show `done` of `total`."""
         if self._bars is None or self._task is None or self._bars.tasks[0].total is None:
-            columns = (TextColumn("  {task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            columns = (
+                TextColumn("  {task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
             if self._bars is not None:
                 self._bars.stop()
             self._begin(Bars(*columns, console=self._console, transient=True), total)
