@@ -14,16 +14,21 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from mcpc.config.compile_recipe import CompileRecipe
+from mcpc.config.recipe import Recipe
+from mcpc.config.target import Runtime, Target
 from mcpc.config.template import Template
 from mcpc.package.manifest import Manifest
 
 FOLDER = Path(__file__).resolve().parent.parent / "schemas"
 
-#: File name -> (type, whose version is part of the type itself).
+#: File name -> type; the version is part of the type itself.
 TYPES: dict[str, type[BaseModel]] = {
     "compile-recipe": CompileRecipe,
     "manifest": Manifest,
     "model-template": Template,
+    "recipe": Recipe,
+    "runtime": Runtime,
+    "target": Target,
 }
 
 

@@ -13,6 +13,7 @@ from mcpc import __version__
 from mcpc.cli.console import reporting_failures
 from mcpc.cli.display import LogFormat, log_format
 from mcpc.cli.inspect import inspect
+from mcpc.cli.lists import recipes, targets, templates
 from mcpc.errors import UsageError
 
 app = typer.Typer(
@@ -27,8 +28,13 @@ app = typer.Typer(
 #: The commands in the order of `mcpc --help`.
 COMMANDS: tuple[Callable[..., None], ...] = (inspect,)
 
+#: Groups of `list` and `show`.
+GROUPS: tuple[typer.Typer, ...] = (templates, recipes, targets)
+
 for _command in COMMANDS:
     app.command(name=_command.__name__.replace("_", "-"), no_args_is_help=True)(_command)
+for _group in GROUPS:
+    app.add_typer(_group)
 
 
 def _show_version(asked: bool) -> None:
