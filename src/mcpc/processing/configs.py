@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
-from pydantic import ValidationError
-
 from mcpc.errors import BadInputError, Problem, UnsupportedError
 from mcpc.package.manifest import AudioPreprocess, ImagePreprocess, Resample
 
@@ -89,7 +87,7 @@ def image_preprocess_from_config(config: Mapping[str, Any]) -> ImagePreprocess:
             mean=_three(settings["image_mean"]) if settings["do_normalize"] else None,
             std=_three(settings["image_std"]) if settings["do_normalize"] else None,
         )
-    except (ValidationError, TypeError, ValueError, KeyError, IndexError) as error:
+    except (TypeError, ValueError, KeyError, IndexError) as error:
         raise BadInputError("malformed image processor settings", where=_WHERE, got=_one_line(error)) from None
 
 
@@ -121,7 +119,7 @@ def audio_preprocess_from_config(config: Mapping[str, Any]) -> AudioPreprocess:
             hop_length=settings["hop_length"], mel_bins=settings["feature_size"], chunk_s=settings["chunk_length"],
             padding_value=settings["padding_value"], dither=settings["dither"],
         )  # fmt: skip
-    except ValidationError as error:
+    except ValueError as error:
         raise BadInputError("malformed feature extractor settings", where=_WHERE, got=_one_line(error)) from None
 
 

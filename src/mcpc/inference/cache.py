@@ -1,0 +1,70 @@
+"""A decoder with its key/value cache, and the positions of padded prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mcpc.core.runner import Array, Feeds, Runner
+from mcpc.errors import BadInputError
+from mcpc.package.manifest import KvCache, Manifest
+
+
+def positions(attention_mask: Array) -> Array:
+    """Return position ids int64 [batch, total] of a mask [batch, total] of 0 and 1: padding does not count.
+
+    Positions of padding itself are 0; nothing attends to them.
+
+    Source: transformers `GenerationMixin.prepare_inputs_for_generation`.
+    """
+    return np.maximum(np.cumsum(attention_mask, axis=1, dtype=np.int64) - 1, 0)
+
+
+def require_cache(manifest: Manifest) -> KvCache:
+    """Return the layout of the decoder's cache.
+
+    Raises:
+        BadInputError: The manifest does not say.
+    """
+    if manifest.kv_cache is None:
+        raise BadInputError("the package does not describe its key/value cache", where="manifest.kv_cache")
+    return manifest.kv_cache
+
+
+class CachedDecoder:
+    """Runs `decoder` step by step: `past.{i}.key|value` [batch, kv_heads, past, head_dim] grow from length 0.
+
+    Args:
+        runner: Of the decoder.
+        cache: The layout.
+        batch: Rows that are decoded together.
+        constants: Feeds that stay the same at every step, such as `cross.{i}.key`.
+    """
+
+    def __init__(self, runner: Runner, cache: KvCache, batch: int, constants: Feeds | None = None) -> None:
+        self._runner = runner
+        self._constants = dict(constants or {})
+        empty = np.zeros((batch, cache.kv_heads, 0, cache.head_dim), np.float32)
+        self._slots = tuple(f"{layer}.{kind}" for layer in range(cache.layers) for kind in ("key", "value"))
+        self._past: dict[str, Array] = {f"past.{slot}": empty for slot in self._slots}
+        self._mask = np.zeros((batch, 0), np.int64)
+
+    def step(self, name: str, tokens: Array, attention_mask: Array | None = None) -> Array:
+        """Feed more tokens and return their logits [batch, sequence, V].
+
+        Args:
+            name: The decoder's input: `input_ids` or `inputs_embeds`.
+            tokens: [batch, sequence] int64, or [batch, sequence, H] float32.
+            attention_mask: [batch, sequence] of the new tokens; all ones when None. 0 marks left padding.
+        """
+        new = np.ones(tokens.shape[:2], np.int64) if attention_mask is None else attention_mask
+        self._mask = np.concatenate([self._mask, new], axis=1)
+        feeds = {
+            name: tokens,
+            "attention_mask": self._mask,
+            "position_ids": positions(self._mask)[:, -tokens.shape[1] :],
+            **self._past,
+            **self._constants,
+        }
+        outputs = self._runner.run(feeds)
+        self._past = {f"past.{slot}": outputs[f"present.{slot}"] for slot in self._slots}
+        return outputs["logits"]

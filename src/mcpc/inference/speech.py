@@ -1,0 +1,64 @@
+"""Speech to text: an encoder that computes the cross-attention cache once, and a cached decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mcpc.core.runner import Array, RunnerFactory
+from mcpc.errors import BadInputError
+from mcpc.inference.cache import CachedDecoder, require_cache
+from mcpc.inference.greedy import Step, greedy, require_generation
+from mcpc.package.manifest import Manifest
+
+
+class SpeechSeq2Seq:
+    """Runs `encoder` and `decoder`.
+
+    Args:
+        manifest: Of the package.
+        open_runner: Opens a component; each is opened when it is first needed.
+    """
+
+    def __init__(self, manifest: Manifest, open_runner: RunnerFactory) -> None:
+        self._open = open_runner
+        self._cache = require_cache(manifest)
+        self._generation = require_generation(manifest)
+        self._encoder = manifest.by_role("encoder", "audio").name
+        self._decoder = manifest.by_role("decoder").name
+        if not self._generation.decoder_start_ids:
+            raise BadInputError("the package does not say how to start", where="manifest.generation.decoder_start_ids")
+
+    def encode(self, input_features: Array) -> dict[str, Array]:
+        """Return the encoder's outputs for [batch, mel, frames]: `audio_features` and `cross.{i}.key|value`."""
+        return self._open(self._encoder).run({"input_features": input_features})
+
+    def prefill(self, encoded: dict[str, Array], input_ids: Sequence[int]) -> tuple[CachedDecoder, Array]:
+        """Feed the start tokens to every row and return the decoder with its cache, and logits [batch, sequence, V]."""
+        cross = {name: array for name, array in encoded.items() if name.startswith("cross.")}
+        batch = len(encoded["audio_features"])
+        decoder = CachedDecoder(self._open(self._decoder), self._cache, batch, cross)
+        ids = np.tile(np.array(input_ids, np.int64), (batch, 1))
+        return decoder, decoder.step("input_ids", ids)
+
+    def advance(self, decoder: CachedDecoder, tokens: Sequence[int]) -> Array:
+        """Feed one token to each row and return the next logits [batch, V]."""
+        return decoder.step("input_ids", np.array(tokens, np.int64)[:, None])[:, -1]
+
+    def greedy(self, input_features: Array, *, max_new_tokens: int, stop_at_eos: bool = True) -> Iterator[Step]:
+        """Yield the steps of the greedy transcript of one recording.
+
+        Args:
+            input_features: [1, mel, frames].
+            max_new_tokens: Largest number of steps.
+            stop_at_eos: False goes on after the end-of-sequence token.
+        """
+        decoder, logits = self.prefill(self.encode(input_features), self._generation.decoder_start_ids)
+        yield from greedy(
+            logits[0, -1],
+            lambda token: self.advance(decoder, [token])[0],
+            self._generation,
+            max_new_tokens=max_new_tokens,
+            stop_at_eos=stop_at_eos,
+        )
