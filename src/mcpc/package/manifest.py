@@ -125,6 +125,7 @@ class Modality(Strict):
     max_pixels: int | None = None
     max_duration_s: float | None = None
     max_tokens: int | None = None
+    vocabulary: int | None = Field(default=None, description="Rows of the embedding table; larger ids are refused.")
     tokenizer: str | None = None
     preprocess: ImagePreprocess | AudioPreprocess | None = None
     rows_per_item: int | None = Field(default=None, description="Feature rows of one item, measured from the graph.")
@@ -192,7 +193,7 @@ class Step(Strict):
 class Lineage(Strict):
     """Where the package comes from."""
 
-    parent: Digest | None
+    parent: Digest | None = None
     steps: tuple[Step, ...]
 
 
