@@ -35,6 +35,10 @@ class Wrapper(torch.nn.Module):
         """Return the outputs in the order of the plan."""
         raise InternalError("a wrapper must compute something", where=type(self).__name__)
 
+    def eager(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return the same outputs in PyTorch; differs from `compute` where that uses a symbolic op."""
+        return self.compute(tensors)
+
     def forward(self, *tensors: torch.Tensor) -> Outputs:
         """Trace entry: tensors in the order of `component.inputs`."""
         names = [spec.name for spec in self.component.inputs]
@@ -85,6 +89,13 @@ class VisionEmbed(Wrapper):
             dtype=table.dtype, shape=(*ids.shape, table.shape[1]), version=1,
         )  # fmt: skip
         return (rows,)
+
+    def eager(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return the merge as transformers does it: masked_scatter of the rows over the placeholders."""
+        ids = tensors["input_ids"]
+        embeds = self.model.get_input_embeddings()(ids)
+        is_image = (ids == self.plan.placeholder_ids["image"]).unsqueeze(-1).expand_as(embeds)
+        return (embeds.masked_scatter(is_image, tensors["image_features"]),)
 
 
 class CausalDecoder(Wrapper):

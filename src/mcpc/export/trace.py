@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import onnx_ir as ir
 import torch
@@ -26,6 +27,15 @@ _PREFIX = "model."  # the wrapper's attribute that holds the whole model
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
+@dataclass(frozen=True)
+class Traced:
+    """A traced component; `relations` says what the graph knows of derived dimensions, as {"feature_rows": "16*images"}."""
+
+    component: PlannedComponent
+    model: ir.Model
+    relations: Mapping[str, str]
+
+
 def trace_sizes(plan: ExportPlan) -> dict[str, int]:
     """Return a distinct small size, at least 2, for every dynamic dimension: equal sizes would be taken for one symbol."""
     return dict(zip(plan.template.dynamic, _PRIMES, strict=False))
@@ -37,7 +47,7 @@ def trace(
     component: PlannedComponent,
     plan: ExportPlan,
     weight_names: Mapping[str, str],
-) -> ir.Model:
+) -> Traced:
     """Return the optimized graph of a component; weights are initializers named as in the model, without bytes.
 
     Args:
@@ -66,8 +76,8 @@ def trace(
     apply_onnx_ir_fixes(program)
     _rename_initializers(graph_model, names)
     _name_io(graph_model, component)
-    rename_dimensions(graph_model, component.inputs, component.outputs)
-    return graph_model
+    relations = rename_dimensions(graph_model, component.inputs, component.outputs)
+    return Traced(component, graph_model, relations)
 
 
 def _export(wrapper: Wrapper, tensors: tuple[torch.Tensor, ...], shapes: Mapping[str, object], component: PlannedComponent) -> torch.onnx.ONNXProgram:

@@ -125,8 +125,8 @@ class Plan:
     shape: tuple[int, ...]
 
 
-def write_stream(file: BinaryIO, plans: Sequence[Plan], arrays: Iterable[Array]) -> dict[str, tuple[int, int]]:
-    """Write a safetensors file, one array in memory at a time.
+def write_stream(file: BinaryIO, plans: Sequence[Plan], arrays: Iterable[Array | Iterator[Array]]) -> dict[str, tuple[int, int]]:
+    """Write a safetensors file, one array in memory at a time, or one piece of it when it comes as an iterator.
 
     4-bit tensors are written as packed `U8` of their byte count, low nibble first; the caller passes packed uint8.
 
@@ -148,10 +148,14 @@ def write_stream(file: BinaryIO, plans: Sequence[Plan], arrays: Iterable[Array])
     file.write(struct.pack("<Q", len(text)))
     file.write(text)
     for plan, array in zip(plans, arrays, strict=True):
-        data = np.ascontiguousarray(array)
-        if data.nbytes != spans[plan.name][1]:
-            raise ValueError(f"{plan.name}: {data.nbytes} bytes given, {spans[plan.name][1]} planned")
-        file.write(memoryview(data.reshape(-1).view(np.uint8)) if data.size else b"")
+        written = 0
+        for piece in (array,) if isinstance(array, np.ndarray) else array:
+            data = np.ascontiguousarray(piece)
+            if data.size:
+                file.write(memoryview(data.reshape(-1).view(np.uint8)))
+            written += data.nbytes
+        if written != spans[plan.name][1]:
+            raise ValueError(f"{plan.name}: {written} bytes given, {spans[plan.name][1]} planned")
     base = 8 + len(text)
     return {name: (base + offset, size) for name, (offset, size) in spans.items()}
 

@@ -1,1 +1,1 @@
-"""One module per command: plain functions that wire the layers below and return a `Report`."""
+"""One module per command: wires export, backends, verification and packages together."""

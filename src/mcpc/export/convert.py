@@ -1,0 +1,50 @@
+"""One checkpoint's model, ready to be traced component by component."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mcpc.checkpoint import Checkpoint
+from mcpc.export.keys import map_keys
+from mcpc.export.skeleton import build_skeleton, config_dict, make_fake
+from mcpc.export.trace import Traced, trace
+from mcpc.templates.plan import ExportPlan, PlannedComponent
+
+
+class Exporter:
+    """Builds the model without weights and traces its components.
+
+    Attributes:
+        dtype: Float dtype of the graphs.
+        config: Full config of the model, defaults included.
+        source: Parameter name -> checkpoint tensor name.
+        ignored: Checkpoint tensors that transformers itself does not load.
+        embedding_rows: Rows of the token embedding table, None for a model without one.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str) -> None:
+        self.dtype = dtype
+        self._model = build_skeleton(checkpoint.root, checkpoint.architecture, dtype)
+        self.config: dict[str, Any] = config_dict(self._model.config)
+        keys = map_keys(self._model, checkpoint)
+        self.source: Mapping[str, str] = keys.source
+        self.ignored = keys.ignored
+        self.embedding_rows = _embedding_rows(self._model)
+        self._fake = make_fake(self._model)
+
+    def trace(self, component: PlannedComponent, plan: ExportPlan) -> Traced:
+        """Trace one component of the plan."""
+        return trace(self._model, self._fake, component, plan, self.source)
+
+
+def _embedding_rows(model: Any) -> int | None:
+    """Return the rows of the table that text ids index; a dual encoder keeps it in its text tower."""
+    for owner in (model, getattr(model, "text_model", None)):
+        if owner is None:
+            continue
+        try:
+            return int(owner.get_input_embeddings().weight.shape[0])
+        except (NotImplementedError, AttributeError):
+            continue
+    return None

@@ -1,0 +1,106 @@
+"""The PyTorch reference: the checkpoint's own model, weights widened to float32, run by transformers itself.
+
+Its weights are loaded by transformers' loader, not by mcpc's key map, so that a wrong map shows as a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from mcpc.checkpoint import Checkpoint
+from mcpc.core.runner import Array, Feeds
+from mcpc.core.tensors import FLOAT_DTYPES
+from mcpc.errors import BadInputError
+from mcpc.export.components import WRAPPERS
+from mcpc.export.skeleton import TORCH_DTYPES, load_config, model_class
+from mcpc.storage.safetensors import Entry
+from mcpc.templates.plan import ExportPlan, PlannedComponent
+
+
+def _torch_tensor(entry: Entry) -> torch.Tensor:
+    """Return a tensor over the mapped bytes of an entry; floats widened to float32."""
+    dtype = TORCH_DTYPES[entry.dtype]
+    raw = np.array(entry.read().reshape(-1).view(np.uint8))  # a private copy: torch refuses read-only memory
+    tensor = torch.from_numpy(raw).view(dtype).reshape(entry.shape)
+    return tensor.to(torch.float32) if entry.dtype in FLOAT_DTYPES else tensor
+
+
+class TorchReference:
+    """A checkpoint as a float32 PyTorch model."""
+
+    def __init__(self, checkpoint: Checkpoint, plan: ExportPlan) -> None:
+        self.plan = plan
+        self.model = _load(checkpoint)
+
+    def component(self, name: str) -> TorchRunner:
+        """Return a runner of one component; the runner factory of a package comparison."""
+        planned = next(item for item in self.plan.components if item.name == name)
+        return TorchRunner(self.model, planned, self.plan)
+
+    def forward(self, feeds: Feeds) -> dict[str, Array]:
+        """Run the model's own forward and return its tensor outputs by name."""
+        with torch.no_grad():
+            output = self.model(**{name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()}, return_dict=True)
+        return {name: value.numpy() for name, value in output.items() if isinstance(value, torch.Tensor)}
+
+    def generate(self, feeds: Feeds, new_tokens: int) -> list[int]:
+        """Return exactly `new_tokens` greedy tokens of the model's own `generate`, past the end of text too."""
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()}
+        prompt = tensors.get("input_ids")
+        with torch.no_grad():
+            sequence = self.model.generate(**tensors, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, num_beams=1)
+        tokens = sequence[0].tolist()
+        return [int(token) for token in (tokens[prompt.shape[1] :] if prompt is not None else tokens[-new_tokens:])]
+
+    def watch(self, names: Sequence[str], run: Callable[[], Any]) -> dict[str, Array]:
+        """Return the last output of each named module while `run` runs."""
+        seen: dict[str, Array] = {}
+        modules: Mapping[str, torch.nn.Module] = dict(self.model.named_modules())
+        handles = [modules[name].register_forward_hook(_recorder(name, seen)) for name in names if name in modules]
+        try:
+            run()
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+
+def _recorder(name: str, seen: dict[str, Array]) -> Callable[..., None]:
+    def record(module: torch.nn.Module, args: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            seen[name] = output.detach().to(torch.float32).numpy().copy()
+
+    return record
+
+
+def _load(checkpoint: Checkpoint) -> transformers.PreTrainedModel:
+    cls = model_class(checkpoint.architecture)
+    state = {name: _torch_tensor(entry) for name, entry in checkpoint.tensors.items()}
+    try:
+        model = cls.from_pretrained(None, config=load_config(checkpoint.root), state_dict=state, dtype=torch.float32, attn_implementation="sdpa")
+    except Exception as error:
+        raise BadInputError("transformers cannot load the checkpoint", where=str(checkpoint.root), got=f"{type(error).__name__}: {error}") from error
+    if (checkpoint.root / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(str(checkpoint.root), local_files_only=True)
+    return model.eval()
+
+
+class TorchRunner:
+    """Runs one component of the reference in PyTorch."""
+
+    def __init__(self, model: transformers.PreTrainedModel, component: PlannedComponent, plan: ExportPlan) -> None:
+        self._component = component
+        self._wrapper = WRAPPERS[component.call.wrapper](model, component, plan)
+
+    def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return the named outputs, as numpy float32."""
+        tensors = [torch.from_numpy(np.ascontiguousarray(feeds[spec.name])) for spec in self._component.inputs]
+        with torch.no_grad():
+            values = self._wrapper.eager(dict(zip([spec.name for spec in self._component.inputs], tensors, strict=True)))
+        named = {spec.name: value.numpy() for spec, value in zip(self._component.outputs, values, strict=True)}
+        return named if outputs is None else {name: named[name] for name in outputs}

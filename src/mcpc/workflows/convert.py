@@ -1,0 +1,182 @@
+"""`mcpc convert`: a Hugging Face checkpoint becomes a verified package."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from mcpc.checkpoint import Checkpoint
+from mcpc.core.progress import Progress
+from mcpc.core.report import Report
+from mcpc.errors import BadInputError, Problem, UsageError
+from mcpc.graph import io
+from mcpc.graph.functions import attach, vision_embed
+from mcpc.graph.weights import bind, place_weights, wanted_dtypes
+from mcpc.package import PackageWriter, package_writer
+from mcpc.package.manifest import Manifest
+from mcpc.storage.directories import check_output
+from mcpc.templates.match import load_templates, select
+from mcpc.templates.plan import ExportPlan, make_plan
+from mcpc.workflows import assemble
+from mcpc.workflows.environment import peak_rss_bytes, tool_versions
+
+Dtype = Literal["keep", "float32", "float16", "bfloat16"]
+Verify = Literal["full", "none"]
+
+
+def convert(
+    checkpoint_root: Path,
+    output: Path,
+    *,
+    dtype: Dtype = "keep",
+    verify: Verify = "full",
+    samples: Sequence[Path] = (),
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress,
+) -> Report:
+    """Convert a checkpoint into a package at `output`.
+
+    Args:
+        checkpoint_root: Folder with config.json and safetensors files; never changed.
+        output: Package folder; appears only when it is whole and checked.
+        dtype: Float dtype of the package, or `keep` for the checkpoint's own.
+        verify: `none` skips the comparison and marks the package unverified.
+        samples: Images or WAV files used as real inputs instead of the shipped ones.
+        force: Replace an existing output.
+        dry_run: Resolve the plan, report it and stop.
+        progress: Shows the stages.
+    """
+    check_output(output, force)
+    progress.stage("reading", str(checkpoint_root))
+    checkpoint = Checkpoint.open(checkpoint_root)
+    if output.resolve() == checkpoint.root.resolve():
+        raise UsageError("the output is the checkpoint itself", where=str(output))
+    template = select(checkpoint, load_templates())
+    from mcpc.export.convert import Exporter  # torch takes seconds: only when the checkpoint is worth it
+
+    started = time.perf_counter()
+    exporter = Exporter(checkpoint, checkpoint.dtype if dtype == "keep" else dtype)
+    plan = make_plan(template, exporter.config, exporter.dtype)
+    checkpoint.check_finite(sorted(set(exporter.source.values())))
+    if dry_run:
+        return Report("convert", data={"plan": _plan_data(plan, checkpoint)})
+    stages: dict[str, float] = {"prepare_s": time.perf_counter() - started}
+    with package_writer(output, force) as writer:
+        manifest = _export(checkpoint, exporter, plan, {"dtype": dtype}, verify, writer, progress, stages)
+        stages["convert_peak_rss_bytes"] = peak_rss_bytes()
+        result: dict[str, Any] = {"checked": "none"}
+        figures: dict[str, Any] | None = None
+        if verify != "none":
+            from mcpc.workflows.checking import check_against_checkpoint
+
+            begun = time.perf_counter()
+            verification = check_against_checkpoint(writer.root, manifest, checkpoint, plan, samples, progress)
+            verification.raise_if_failed(str(checkpoint_root))
+            stages["verify_s"] = time.perf_counter() - begun
+            result = {"checked": "executed", **verification.bounds()}
+            figures = verification.figures()
+        writer.write_json("verification.json", result)
+        digest = writer.seal()
+        report = _report(manifest, digest, writer, figures, stages, checkpoint)
+        writer.write_json("report.json", report.to_dict())
+    return report
+
+
+def _export(
+    checkpoint: Checkpoint,
+    exporter: Any,
+    plan: ExportPlan,
+    options: Mapping[str, Any],
+    verify: Verify,
+    writer: PackageWriter,
+    progress: Progress,
+    stages: dict[str, float],
+) -> Manifest:
+    """Trace, place weights, bind and save every component; return the manifest that was written."""
+    begun = time.perf_counter()
+    traced = []
+    for number, component in enumerate(plan.components):
+        progress.stage("tracing", component.name)
+        progress.advance(number, len(plan.components), component.name)
+        traced.append(exporter.trace(component, plan))
+    stages["trace_s"] = time.perf_counter() - begun
+    begun = time.perf_counter()
+    progress.stage("weights", f"{len(checkpoint.files)} files")
+    wanted = wanted_dtypes([item.model for item in traced], exporter.source)
+    unused = _unused(checkpoint, wanted, plan, exporter.ignored)
+    spans, digest = place_weights(checkpoint, wanted, writer, progress)
+    stages["weights_s"] = time.perf_counter() - begun
+    bound = []
+    for item in traced:
+        bind(item.model, exporter.source, spans, writer.root)
+        attach(item.model, vision_embed())
+        io.strip_metadata(item.model, item.component.name)
+        io.save(item.model, writer.path(f"{item.component.name}.onnx"))
+        io.check(writer.root / f"{item.component.name}.onnx")
+        bound.append(assemble.BoundComponent(item.component, item.model, item.relations))
+    assemble.write_processor(checkpoint, writer)
+    contracts = assemble.write_contracts(exporter.config, plan, writer)
+    facts = assemble.Facts(
+        checkpoint, exporter.config, plan, bound, exporter.source, spans, digest, exporter.embedding_rows, unused,
+        options, "none" if verify == "none" else "executed",
+    )  # fmt: skip
+    manifest = assemble.build_manifest(facts, contracts)
+    writer.write_manifest(manifest)
+    return manifest
+
+
+def _unused(checkpoint: Checkpoint, wanted: Mapping[str, str], plan: ExportPlan, ignored: Sequence[str]) -> dict[str, str]:
+    """Return why each unused tensor is not needed.
+
+    Raises:
+        BadInputError: A tensor is neither used nor listed as unused by the template.
+    """
+    result = dict.fromkeys(ignored, "computed by the model, not read from the file")
+    problems = []
+    for name in sorted(set(checkpoint.tensors) - set(wanted) - set(ignored)):
+        why = next((item.why for item in plan.template.weights.unused if fnmatch.fnmatchcase(name, item.pattern)), None)
+        if why is None:
+            problems.append(Problem("no component uses this tensor, and the template does not list it as unused", name))
+        else:
+            result[name] = why
+    if problems:
+        raise BadInputError(f"{len(problems)} tensors would be lost: {problems[0]}", where=str(checkpoint.root), problems=problems,
+                            hint=f"list them under weights.unused of the template {plan.template.id}, or fix the template")  # fmt: skip
+    return result
+
+
+def _plan_data(plan: ExportPlan, checkpoint: Checkpoint) -> dict[str, Any]:
+    return {
+        "template": plan.template.id,
+        "tensors": len(checkpoint.tensors),
+        "sizes": dict(plan.sizes),
+        "components": [
+            {"name": c.name, "role": c.role, "inputs": [[t.name, t.dtype, list(t.shape)] for t in c.inputs],
+             "outputs": [[t.name, t.dtype, list(t.shape)] for t in c.outputs]}
+            for c in plan.components
+        ],
+    }  # fmt: skip
+
+
+def _report(manifest: Manifest, digest: str, writer: PackageWriter, figures: dict[str, Any] | None, stages: dict[str, float], checkpoint: Checkpoint) -> Report:
+    total = sum(path.stat().st_size for path in writer.root.rglob("*") if path.is_file())
+    return Report(
+        "convert",
+        manifest.verification.checked,
+        {
+            "digest": digest,
+            "template": manifest.model.template,
+            "components": [{"name": c.name, "weights": c.precision.weights, "weight_bytes": c.precision.bytes} for c in manifest.components],
+            "package_bytes": total,
+            "unused_tensors": len(manifest.unused),
+            "notes": list(checkpoint.notes),
+            "verification": figures,
+            "stages": stages,
+            "peak_rss_bytes": peak_rss_bytes(),
+            "environment": tool_versions(),
+        },
+    )
