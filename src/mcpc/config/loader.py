@@ -52,7 +52,9 @@ def read_text(path: Path) -> str:
         raise BadInputError("not a file", where=str(path))
     size = path.stat().st_size
     if size > _MAX_FILE_BYTES:
-        raise BadInputError("the file is too large", where=str(path), expected=f"at most {_MAX_FILE_BYTES} bytes", got=str(size))
+        raise BadInputError(
+            "the file is too large", where=str(path), expected=f"at most {_MAX_FILE_BYTES} bytes", got=str(size)
+        )
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -89,7 +91,8 @@ def _compose(text: str, where: str) -> yaml.Node:
     try:
         for event in yaml.parse(text, _Loader):
             if isinstance(event, yaml.AliasEvent):
-                raise BadInputError("aliases are refused", where=f"{where}, line {event.start_mark.line + 1}", hint="write the value out")
+                line = event.start_mark.line + 1 if event.start_mark else 1
+                raise BadInputError("aliases are refused", where=f"{where}, line {line}", hint="write the value out")
         loader = _Loader(text)
         root = loader.get_single_node()
     except (yaml.YAMLError, RecursionError) as error:
@@ -98,7 +101,11 @@ def _compose(text: str, where: str) -> yaml.Node:
         if loader is not None:
             loader.dispose()
     if not isinstance(root, yaml.MappingNode):
-        raise BadInputError("the file is empty" if root is None else "the file is no mapping", where=where, expected="`key: value` lines")
+        raise BadInputError(
+            "the file is empty" if root is None else "the file is no mapping",
+            where=where,
+            expected="`key: value` lines",
+        )
     return root
 
 
@@ -119,7 +126,9 @@ def _walk(node: yaml.Node, place: Key, lines: dict[Key, int]) -> list[Problem]:
                 continue
             inner = (*place, str(key.value))
             if inner in lines:
-                problems.append(Problem("duplicate key", f"line {line}, {_dotted(inner)}", got=f"also on line {lines[inner]}"))
+                problems.append(
+                    Problem("duplicate key", f"line {line}, {_dotted(inner)}", got=f"also on line {lines[inner]}")
+                )
                 continue
             problems += _walk(value, inner, lines)
             lines[inner] = line

@@ -1,0 +1,1 @@
+"""Rewrites of component graphs. `registry.PASSES` is the table of them all."""

@@ -1,0 +1,93 @@
+"""Weights read in bands of rows, and tensors made piece by piece: memory does not grow with a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+
+import numpy as np
+import onnx_ir as ir
+
+from mcpc.core.runner import Array
+from mcpc.errors import BadInputError
+from mcpc.graph.widen import WidenedTensor
+
+#: Elements of a band: 8 MiB of float32; the temporaries of a kernel are a few times that.
+_BAND_ELEMENTS = 1 << 21
+
+
+class Source:
+    """A 2-D float weight [rows, columns] whose values are read as float32, a band of rows at a time."""
+
+    def __init__(self, tensor: ir.TensorProtocol) -> None:
+        self._tensor = tensor.source if isinstance(tensor, WidenedTensor) else tensor
+        self.name = str(tensor.name)
+        self.shape = tuple(int(size) for size in tensor.shape.numpy())
+        self.key = bytes_key(tensor)
+
+    def bands(self, multiple: int = 1) -> Iterator[tuple[int, int]]:
+        """Yield (begin, end) of bands of rows; every begin is a multiple of `multiple`."""
+        rows, columns = self.shape
+        step = max(1, _BAND_ELEMENTS // (max(columns, 1) * multiple)) * multiple
+        for begin in range(0, rows, step):
+            yield begin, min(begin + step, rows)
+
+    def rows(self, begin: int, end: int) -> Array:
+        """Return float32 [end - begin, columns].
+
+        Raises:
+            BadInputError: A value is not finite.
+        """
+        columns = self.shape[1]
+        if isinstance(self._tensor, ir.ExternalTensor):
+            dtype = self._tensor.dtype.numpy()
+            offset = (self._tensor.offset or 0) + begin * columns * dtype.itemsize
+            # Read, not mapped: the pages of a mapping would count as this process's memory.
+            band = np.fromfile(self._tensor.path, dtype, (end - begin) * columns, offset=offset).reshape(-1, columns)
+        else:
+            band = self._tensor.numpy()[begin:end]
+        values = band.astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise BadInputError(
+                "the weight holds non-finite values",
+                where=self.name,
+                hint="repair the checkpoint; such a weight cannot be quantized",
+            )
+        return values
+
+
+def bytes_key(tensor: ir.TensorProtocol) -> Hashable:
+    """Return what identifies the bytes of a tensor: tied tensors have equal keys."""
+    if isinstance(tensor, WidenedTensor):
+        return bytes_key(tensor.source)
+    if isinstance(tensor, ir.ExternalTensor):
+        return (str(tensor.path), tensor.offset, tensor.length)
+    return id(tensor)
+
+
+class StreamedTensor(ir.LazyTensor):
+    """A tensor whose bytes are made piece by piece when it is written.
+
+    Attributes:
+        pieces: Returns consecutive pieces of the row-major storage; 4-bit elements are packed.
+        key: Equal for tensors of equal bytes, which are then stored once.
+    """
+
+    __slots__ = ("key", "pieces")
+
+    def __init__(
+        self,
+        pieces: Callable[[], Iterator[Array]],
+        dtype: ir.DataType,
+        shape: tuple[int, ...],
+        name: str,
+        key: Hashable,
+    ) -> None:
+        def read() -> ir.TensorProtocol:
+            raw = np.concatenate([np.ascontiguousarray(piece).reshape(-1).view(np.uint8) for piece in pieces()])
+            if dtype.bitwidth < 8:
+                return ir.PackedTensor(raw, dtype, shape=ir.Shape(shape), name=name)
+            return ir.Tensor(raw.view(dtype.numpy()).reshape(shape), name=name)
+
+        super().__init__(read, dtype=dtype, shape=ir.Shape(shape), name=name)
+        self.pieces = pieces
+        self.key = key
