@@ -14,6 +14,7 @@ from mcpc.cli.console import reporting_failures
 from mcpc.cli.display import LogFormat, log_format
 from mcpc.cli.inspect import inspect
 from mcpc.cli.lists import recipes, targets, templates
+from mcpc.cli.run import run
 from mcpc.errors import UsageError
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ app = typer.Typer(
 )
 
 #: The commands in the order of `mcpc --help`.
-COMMANDS: tuple[Callable[..., None], ...] = (inspect,)
+COMMANDS: tuple[Callable[..., None], ...] = (run, inspect)
 
 #: Groups of `list` and `show`.
 GROUPS: tuple[typer.Typer, ...] = (templates, recipes, targets)

@@ -75,7 +75,7 @@ def stream(progress: Progress, text: str) -> None:
 def _result_console() -> Console:
     """Return the console of stdout; nothing is cut or wrapped when it is a file or a pipe."""
     console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
+    if not console.is_terminal:
         console.width = _WIDTH_OF_FILES
     return console
 
