@@ -26,12 +26,21 @@ from mcpc import __version__
 from mcpc.cli.display import Display, make_display
 from mcpc.core.progress import Progress
 from mcpc.core.report import REPORT_VERSION, Report
-from mcpc.errors import ExitCode, InternalError, McpcError, StorageError
+from mcpc.errors import BackendError, ExitCode, InternalError, McpcError, StorageError
 
 Work = Callable[[Progress], Report]
 Render = Callable[[Console, Report], None]
 
 _WIDTH_OF_FILES = 1000
+#: Module that is not part of the base install -> the extra that brings it.
+_EXTRAS = {
+    "torch": "export",
+    "transformers": "export",
+    "onnxscript": "export",
+    "tensorrt_rtx": "rtx",
+    "tensorrt": "tensorrt",
+    "tensorrt_llm": "tensorrt-llm",
+}
 
 
 class Terminated(KeyboardInterrupt):
@@ -107,6 +116,9 @@ def _expected(error: BaseException) -> McpcError | None:
         return error
     if isinstance(error, OSError) and error.errno is not None:  # libraries raise OSError without errno for other things
         return StorageError(error.strerror or str(error), where=str(error.filename or ""))
+    module = error.name.partition(".")[0] if isinstance(error, ModuleNotFoundError) and error.name else ""
+    if extra := _EXTRAS.get(module):
+        return BackendError(f"this command needs {module}", hint=f'pip install "mcpc[{extra}]"')
     return None
 
 

@@ -29,7 +29,7 @@ class ConvertStage(Strict):
     """Options of `mcpc convert`; the package is `float`."""
 
     dtype: Literal["keep", "float32", "float16", "bfloat16"] = "keep"
-    verify: Literal["auto", "full", "layers", "sample", "none"] = "auto"
+    verify: Literal["full", "none"] = "full"
 
 
 class QuantizeStage(Strict):
@@ -38,7 +38,7 @@ class QuantizeStage(Strict):
     recipe: str = Field(description="Name of a shipped recipe, or a path relative to this file.")
     name: StageName | None = Field(default=None, description="Name of the package; the recipe's name when left out.")
     block: Literal[32, 64, 128] | None = Field(default=None, description="Weights that share a scale, for INT4.")
-    verify: Literal["auto", "full", "layers", "sample", "none"] = "auto"
+    verify: Literal["full", "none"] = "full"
 
     @property
     def package(self) -> str:
