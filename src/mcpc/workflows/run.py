@@ -26,13 +26,6 @@ from mcpc.processing.text import TextProcessor
 
 OnText = Callable[[str], None]
 
-#: Which options each kind of package needs, and which it takes besides.
-_OPTIONS = {
-    "vision-language": ({"--prompt"}, {"--image"}),
-    "dual-encoder": ({"--text", "--image"}, set[str]()),
-    "speech-seq2seq": ({"--audio"}, set[str]()),
-}
-
 
 @dataclass(frozen=True)
 class Request:
@@ -45,8 +38,43 @@ class Request:
     max_new_tokens: int | None = None
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A request on its way through the chain of one package."""
+
+    package: Package
+    request: Request
+    on_text: OnText
+    progress: Progress
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.package.manifest
+
+    def text(self) -> TextProcessor:
+        return TextProcessor.open(self.package.root, self.manifest)
+
+    def modality(self, name: str) -> Modality:
+        modality = self.manifest.modalities.get(name)
+        if modality is None:
+            declared = ", ".join(self.manifest.modalities) or "none"
+            raise BadInputError(f"the package declares no {name} input", where="manifest.modalities", got=declared)
+        return modality
+
+    def load(self) -> tuple[RunnerFactory, float]:
+        """Return runners of every component, opened, and the milliseconds that took."""
+        started = time.perf_counter()
+        self.progress.stage("load", ", ".join(component.name for component in self.manifest.components))
+        runners = package_runners(self.package.root, self.manifest)
+        for component in self.manifest.components:
+            runners(component.name)
+        return runners, _ms_since(started)
+
+
 def run(root: Path, request: Request, *, allow_unverified: bool, on_text: OnText, progress: Progress) -> Report:
     """Answer one request on ONNX Runtime.
+
+    The request is checked as a whole before any weights are loaded.
 
     Args:
         root: The package.
@@ -61,111 +89,134 @@ def run(root: Path, request: Request, *, allow_unverified: bool, on_text: OnText
     """
     progress.stage("open", str(root))
     package = Package.open(root, allow_unverified=allow_unverified)
-    manifest = package.manifest
-    _check_request(manifest, request)
-    runners = package_runners(root, manifest)
-    common = {"package": str(root), "digest": package.digest, "kind": manifest.kind,
-              "package_checked": manifest.verification.checked}  # fmt: skip
-    match manifest.kind:
-        case "dual-encoder":
-            data = _scores(root, manifest, runners, request, progress)
-        case "speech-seq2seq":
-            data = _transcript(root, manifest, runners, request, on_text, progress)
-        case _:
-            data = _answer(root, manifest, runners, request, on_text, progress)
+    kind = package.manifest.kind
+    if kind not in _CHAINS:
+        raise UnsupportedError("this kind of package cannot be run", got=kind, hint="use its ONNX files directly")
+    _check_request(kind, request)
+    data = _CHAINS[kind].answer(_Call(package, request, on_text, progress))
+    checked = package.manifest.verification.checked
+    common = {"package": str(root), "digest": package.digest, "kind": kind, "package_checked": checked}
     return Report("run", data=common | data)
 
 
-def _check_request(manifest: Manifest, request: Request) -> None:
-    """Refuse options that the kind of package does not take, and missing ones."""
-    if manifest.kind not in _OPTIONS:
-        raise UnsupportedError(
-            "this kind of package cannot be run", got=manifest.kind, hint="use its ONNX files directly"
-        )
-    needed, optional = _OPTIONS[manifest.kind]
-    values = {"--image": request.images, "--prompt": request.prompt, "--audio": request.audio, "--text": request.texts}
+def _check_request(kind: str, request: Request) -> None:
+    """Refuse options that the kind of package does not take, missing ones, and blank texts."""
+    chain = _CHAINS[kind]
+    accepted = chain.needed | chain.optional
+    values = {
+        "--image": request.images,
+        "--prompt": request.prompt,
+        "--audio": request.audio,
+        "--text": request.texts,
+        "--max-new-tokens": request.max_new_tokens,
+    }
     given = {option for option, value in values.items() if value not in (None, ())}
-    accepted = needed | optional
+    expected, got = ", ".join(sorted(accepted)), ", ".join(sorted(given)) or "no option"
     if wrong := sorted(given - accepted):
-        raise UsageError(f"a {manifest.kind} package takes no {', '.join(wrong)}", expected=", ".join(sorted(accepted)))
-    if missing := sorted(needed - given):
-        raise UsageError(f"a {manifest.kind} package needs {', '.join(missing)}", expected=", ".join(sorted(accepted)))
-    if request.max_new_tokens is not None and manifest.kind == "dual-encoder":
-        raise UsageError("a dual-encoder package generates nothing", got="--max-new-tokens")
+        raise UsageError(f"a {kind} package takes no {', '.join(wrong)}", expected=expected, got=got)
+    if missing := sorted(chain.needed - given):
+        raise UsageError(f"a {kind} package needs {', '.join(missing)}", expected=expected, got=got)
+    blank = [text for text in (request.prompt, *request.texts) if text is not None and not text.strip()]
+    if blank:
+        raise UsageError("a text is blank", got=repr(blank[0]))
 
 
-def _modality(manifest: Manifest, name: str) -> Modality:
-    modality = manifest.modalities.get(name)
-    if modality is None:
-        declared = ", ".join(manifest.modalities) or "none"
-        raise BadInputError(f"the package declares no {name} input", where="manifest.modalities", got=declared)
-    return modality
+def _answer(call: _Call) -> dict[str, Any]:
+    images, text = call.request.images, call.text()
+    ids = text.prompt_ids(str(call.request.prompt), len(images))
+    pixels = load_images(images, call.modality("image")) if images else None
+    limit = _limit(call, len(ids))
+    runners, load_ms = call.load()
+    steps = VisionLanguage(call.manifest, runners).greedy(ids, pixels, max_new_tokens=limit)
+    return {
+        "images": [str(path) for path in images],
+        "prompt_tokens": len(ids),
+        **_generate(call, text, steps, load_ms),
+    }
 
 
-def _answer(
-    root: Path, manifest: Manifest, runners: RunnerFactory, request: Request, on_text: OnText, progress: Progress
-) -> dict[str, Any]:
-    text = TextProcessor.open(root, manifest)
-    ids = text.prompt_ids(str(request.prompt), len(request.images))
-    pixels = load_images(request.images, _modality(manifest, "image")) if request.images else None
-    limit = _limit(manifest, request, len(ids))
-    model = VisionLanguage(manifest, runners)
-    progress.stage("answer")
-    steps = model.greedy(ids, pixels, max_new_tokens=limit)
-    return {"images": [str(path) for path in request.images], "prompt_tokens": len(ids)} | _generate(
-        manifest, text, steps, on_text
-    )
+def _transcript(call: _Call) -> dict[str, Any]:
+    path, text = Path(str(call.request.audio)), call.text()
+    features = load_audio(path, call.modality("audio"))
+    limit = _limit(call, len(require_generation(call.manifest).decoder_start_ids))
+    runners, load_ms = call.load()
+    steps = SpeechSeq2Seq(call.manifest, runners).greedy(features, max_new_tokens=limit)
+    return {"audio": str(path), **_generate(call, text, steps, load_ms)}
 
 
-def _transcript(
-    root: Path, manifest: Manifest, runners: RunnerFactory, request: Request, on_text: OnText, progress: Progress
-) -> dict[str, Any]:
-    text = TextProcessor.open(root, manifest)
-    features = load_audio(Path(str(request.audio)), _modality(manifest, "audio"))
-    limit = _limit(manifest, request, len(require_generation(manifest).decoder_start_ids))
-    model = SpeechSeq2Seq(manifest, runners)
-    progress.stage("transcribe", str(request.audio))
-    steps = model.greedy(features, max_new_tokens=limit)
-    return {"audio": str(request.audio)} | _generate(manifest, text, steps, on_text)
+def _scores(call: _Call) -> dict[str, Any]:
+    images, texts = call.request.images, call.request.texts
+    input_ids, mask = call.text().batch(texts)
+    pixels = load_images(images, call.modality("image"))
+    runners, load_ms = call.load()
+    call.progress.stage("score", f"{len(images)} images, {len(texts)} texts")
+    started = time.perf_counter()
+    model = DualEncoder(call.manifest, runners)
+    logits = model.scores(model.encode_images(pixels), model.encode_texts(input_ids, mask)).astype(np.float64)
+    score_ms = _ms_since(started)
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return {
+        "images": [str(path) for path in images],
+        "texts": list(texts),
+        "logits": logits.tolist(),
+        "probabilities": (exponentials / exponentials.sum(axis=1, keepdims=True)).tolist(),
+        "timings": {"load_ms": load_ms, "score_ms": score_ms},
+    }
 
 
-def _limit(manifest: Manifest, request: Request, prompt_tokens: int) -> int:
+@dataclass(frozen=True)
+class _Chain:
+    """What answers for one kind of package, and the options it needs and takes besides."""
+
+    answer: Callable[[_Call], dict[str, Any]]
+    needed: frozenset[str]
+    optional: frozenset[str] = frozenset()
+
+
+_CHAINS = {
+    "vision-language": _Chain(_answer, frozenset({"--prompt"}), frozenset({"--image", "--max-new-tokens"})),
+    "speech-seq2seq": _Chain(_transcript, frozenset({"--audio"}), frozenset({"--max-new-tokens"})),
+    "dual-encoder": _Chain(_scores, frozenset({"--image", "--text"})),
+}
+
+
+def _limit(call: _Call, prompt_tokens: int) -> int:
     """Return how many tokens may be generated: what was asked for, within the model's context."""
-    wanted = request.max_new_tokens or require_generation(manifest).max_new_tokens
-    if manifest.binding is None:
+    wanted = call.request.max_new_tokens or require_generation(call.manifest).max_new_tokens
+    if call.manifest.binding is None:
         return wanted
-    room = manifest.binding.max_tokens - prompt_tokens
-    if room < 1:
-        raise BadInputError(
-            "the prompt leaves no room for an answer",
-            expected=f"fewer than {manifest.binding.max_tokens} tokens",
-            got=f"{prompt_tokens}",
-        )
-    return min(wanted, room)
+    context = call.manifest.binding.max_tokens
+    if prompt_tokens >= context:
+        expected = f"fewer than {context} tokens"
+        raise BadInputError("the prompt leaves no room for an answer", expected=expected, got=f"{prompt_tokens}")
+    return min(wanted, context - prompt_tokens)
 
 
-def _generate(manifest: Manifest, text: TextProcessor, steps: Iterator[Step], on_text: OnText) -> dict[str, Any]:
+def _generate(call: _Call, text: TextProcessor, steps: Iterator[Step], load_ms: float) -> dict[str, Any]:
     """Consume the steps, give out their text, and return text, tokens and times."""
-    stream, pieces, tokens, times_ms = text.stream(), [""], [], []
+    call.progress.stage("generate")
+    stream = text.stream()
+    pieces: list[str] = []
+    tokens: list[int] = []
+    times_ms: list[float] = []
     started = time.perf_counter()
     for step in steps:
-        now = time.perf_counter()
-        times_ms.append((now - started) * 1e3)
-        started = now
+        times_ms.append(_ms_since(started))
         tokens.append(step.token)
-        _give(stream.add(step.token), pieces, on_text)
-    _give(stream.finish(), pieces, on_text)
+        _give(stream.add(step.token), pieces, call.on_text)
+        started = time.perf_counter()
+    _give(stream.finish(), pieces, call.on_text)
     return {
         "text": "".join(pieces),
         "tokens": tokens,
-        "finish": "eos" if tokens[-1] in require_generation(manifest).eos_token_ids else "length",
-        "timings": _timings(times_ms),
+        "finish": "eos" if tokens[-1] in require_generation(call.manifest).eos_token_ids else "length",
+        "timings": {"load_ms": load_ms, **_timings(times_ms)},
     }
 
 
 def _give(piece: str, pieces: list[str], on_text: OnText) -> None:
     """Pass a piece on; blanks before the first word are dropped."""
-    if not any(pieces):
+    if not pieces:
         piece = piece.lstrip()
     if piece:
         pieces.append(piece)
@@ -176,24 +227,11 @@ def _timings(times_ms: Sequence[float]) -> dict[str, Any]:
     """Return times of the encoder and prompt together (`prefill_ms`), and of the steps after it."""
     after = times_ms[1:]
     return {
-        "prefill_ms": round(times_ms[0], 3),
+        "prefill_ms": times_ms[0],
         "step_ms_median": round(statistics.median(after), 3) if after else None,
         "tokens_per_s": round(len(after) / sum(after) * 1e3, 1) if after else None,
     }
 
 
-def _scores(
-    root: Path, manifest: Manifest, runners: RunnerFactory, request: Request, progress: Progress
-) -> dict[str, Any]:
-    input_ids, mask = TextProcessor.open(root, manifest).batch(request.texts)
-    pixels = load_images(request.images, _modality(manifest, "image"))
-    model = DualEncoder(manifest, runners)
-    progress.stage("score", f"{len(request.images)} images, {len(request.texts)} texts")
-    logits = model.scores(model.encode_images(pixels), model.encode_texts(input_ids, mask)).astype(np.float64)
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return {
-        "images": [str(path) for path in request.images],
-        "texts": list(request.texts),
-        "logits": logits.tolist(),
-        "probabilities": (exponentials / exponentials.sum(axis=1, keepdims=True)).tolist(),
-    }
+def _ms_since(started: float) -> float:
+    return round((time.perf_counter() - started) * 1e3, 3)
