@@ -44,7 +44,9 @@ sweep: $(STAMP) ## Run the tests that take hours; none exist yet
 	"$(BIN)/python" -m pytest -q -m sweep || test $$? -eq 5
 
 demo: $(STAMP) ## Compile the two example models and compare them with PyTorch
-	"$(BIN)/python" examples/demo.py --output "$(OUT)/demo"
+	"$(BIN)/mcpc" compile examples/fashion-llava/compile.yaml -o "$(OUT)/demo/fashion-llava" --force
+	"$(BIN)/mcpc" compile examples/fashion-clip/compile.yaml -o "$(OUT)/demo/fashion-clip" --force
+	"$(BIN)/python" examples/compare_with_pytorch.py "$(OUT)/demo/fashion-llava" "$(OUT)/demo/fashion-clip"
 
 assets: $(STAMP) ## Make the Whisper test checkpoint from a package (needs a package index)
 	"$(BIN)/python" tools/make_assets.py --output assets
