@@ -12,11 +12,13 @@ import typer
 from mcpc import __version__
 from mcpc.cli.compile import compile  # noqa: A004 (the command's name)
 from mcpc.cli.console import reporting_failures
+from mcpc.cli.convert import convert
 from mcpc.cli.display import LogFormat, log_format
 from mcpc.cli.inspect import inspect
 from mcpc.cli.lists import recipes, targets, templates
 from mcpc.cli.quantize import quantize
 from mcpc.cli.run import run
+from mcpc.cli.verify import verify
 from mcpc.errors import UsageError
 
 app = typer.Typer(
@@ -29,7 +31,7 @@ app = typer.Typer(
 )
 
 #: The commands in the order of `mcpc --help`.
-COMMANDS: tuple[Callable[..., None], ...] = (quantize, run, inspect, compile)
+COMMANDS: tuple[Callable[..., None], ...] = (convert, quantize, verify, run, inspect, compile)
 
 #: Groups of `list` and `show`.
 GROUPS: tuple[typer.Typer, ...] = (templates, recipes, targets)

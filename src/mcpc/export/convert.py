@@ -11,21 +11,23 @@ from mcpc.export.skeleton import build_skeleton, config_dict, make_fake
 from mcpc.export.trace import Traced, trace
 from mcpc.templates.plan import ExportPlan, PlannedComponent
 
+#: Graphs are traced in float32 whatever the weights are stored in: a 16-bit trace rounds scalar constants (an
+#: attention scale of 32 ** -0.5, say) to 16 bits, which no reference does.
+COMPUTE_DTYPE = "float32"
+
 
 class Exporter:
     """Builds the model without weights and traces its components.
 
     Attributes:
-        dtype: Float dtype of the graphs.
         config: Full config of the model, defaults included.
         source: Parameter name -> checkpoint tensor name.
         ignored: Checkpoint tensors that transformers itself does not load.
         embedding_rows: Rows of the token embedding table, None for a model without one.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str) -> None:
-        self.dtype = dtype
-        self._model = build_skeleton(checkpoint.root, checkpoint.architecture, dtype)
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._model = build_skeleton(checkpoint.root, checkpoint.architecture, COMPUTE_DTYPE)
         self.config: dict[str, Any] = config_dict(self._model.config)
         keys = map_keys(self._model, checkpoint)
         self.source: Mapping[str, str] = keys.source

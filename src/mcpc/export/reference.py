@@ -5,7 +5,9 @@ Its weights are loaded by transformers' loader, not by mcpc's key map, so that a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,15 @@ class TorchReference:
         planned = next(item for item in self.plan.components if item.name == name)
         return TorchRunner(self.model, planned, self.plan)
 
+    def exact_component(self, name: str) -> TorchRunner:
+        """Return a runner of one component in float64, the judge of rounding."""
+        planned = next(item for item in self.plan.components if item.name == name)
+        return TorchRunner(self._exact, planned, self.plan)
+
+    @cached_property
+    def _exact(self) -> transformers.PreTrainedModel:
+        return copy.deepcopy(self.model).double()
+
     def forward(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model's own forward and return its tensor outputs by name."""
         with torch.no_grad():
@@ -51,11 +62,32 @@ class TorchReference:
     def generate(self, feeds: Feeds, new_tokens: int) -> list[int]:
         """Return exactly `new_tokens` greedy tokens of the model's own `generate`, past the end of text too."""
         tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()}
-        prompt = tensors.get("input_ids")
+        config = copy.deepcopy(self.model.generation_config)
+        unreachable = self.plan.sizes["vocabulary"]  # None would be filled from the model's config again
+        config.update(eos_token_id=unreachable, max_length=None, max_new_tokens=new_tokens, do_sample=False, num_beams=1)
         with torch.no_grad():
-            sequence = self.model.generate(**tensors, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, num_beams=1)
-        tokens = sequence[0].tolist()
-        return [int(token) for token in (tokens[prompt.shape[1] :] if prompt is not None else tokens[-new_tokens:])]
+            sequence = self.model.generate(**tensors, generation_config=config)
+        return [int(token) for token in sequence[0, tensors["input_ids"].shape[1] :]]
+
+    def transcribe(self, features: Array, start: Sequence[int], new_tokens: int) -> list[int]:
+        """Return exactly `new_tokens` greedy tokens after `start`, past the end of text too.
+
+        Whisper's own `generate` cuts its answer at the end of text, so this is its forward without any cache, under
+        its own logits processors.
+        """
+        config = self.model.generation_config
+        processors = transformers.LogitsProcessorList()
+        if config.suppress_tokens:
+            processors.append(transformers.SuppressTokensLogitsProcessor(config.suppress_tokens))
+        if config.begin_suppress_tokens:
+            processors.append(transformers.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, len(start)))
+        ids = torch.tensor([list(start)])
+        with torch.no_grad():
+            encoded = self.model.get_encoder()(torch.from_numpy(features))
+            for _ in range(new_tokens):
+                logits = self.model(encoder_outputs=encoded, decoder_input_ids=ids).logits[:, -1]
+                ids = torch.cat([ids, processors(ids, logits).argmax(dim=-1, keepdim=True)], dim=1)
+        return [int(token) for token in ids[0, len(start) :]]
 
     def watch(self, names: Sequence[str], run: Callable[[], Any]) -> dict[str, Array]:
         """Return the last output of each named module while `run` runs."""
@@ -95,12 +127,17 @@ class TorchRunner:
 
     def __init__(self, model: transformers.PreTrainedModel, component: PlannedComponent, plan: ExportPlan) -> None:
         self._component = component
+        self._dtype = next(model.parameters()).dtype
         self._wrapper = WRAPPERS[component.call.wrapper](model, component, plan)
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Array]:
-        """Return the named outputs, as numpy float32."""
-        tensors = [torch.from_numpy(np.ascontiguousarray(feeds[spec.name])) for spec in self._component.inputs]
+        """Return the named outputs, as numpy arrays of the model's float dtype."""
+        tensors = [self._tensor(feeds[spec.name]) for spec in self._component.inputs]
         with torch.no_grad():
             values = self._wrapper.eager(dict(zip([spec.name for spec in self._component.inputs], tensors, strict=True)))
         named = {spec.name: value.numpy() for spec, value in zip(self._component.outputs, values, strict=True)}
         return named if outputs is None else {name: named[name] for name in outputs}
+
+    def _tensor(self, array: Array) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor

@@ -6,13 +6,18 @@ import ast
 from pathlib import Path
 
 import onnx
+import onnx.version_converter
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from mcpc.errors import BadInputError
+from mcpc.errors import BadInputError, UnsupportedError
 
 #: The only link from a node to the module it came from; every other node metadata holds paths of the build machine.
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+#: Source: onnx.proto, IR_VERSION_2024_3_25: INT4 and UINT4.
+_IR_VERSION_OF_INT4 = 10
 
 
 def load(path: Path) -> ir.Model:
@@ -78,6 +83,29 @@ def check(path: Path) -> None:
         onnx.checker.check_model(str(path), full_check=True)
     except onnx.checker.ValidationError as error:
         raise BadInputError("the ONNX checker refuses the graph", where=str(path), got=str(error).splitlines()[0]) from None
+
+
+def raise_opset(model: ir.Model, version: int, path: Path) -> ir.Model:
+    """Return the model at an opset of at least `version`; external tensors stay references to the folder of `path`.
+
+    Raises:
+        UnsupportedError: ONNX's version converter cannot raise it.
+    """
+    if model.opset_imports.get("", 1) < version:
+        try:
+            proto = onnx.version_converter.convert_version(ir.serde.serialize_model(model), version)
+        except (RuntimeError, ValueError) as error:  # ValueError: a graph of more than 2 GB
+            raise UnsupportedError(
+                f"the graph cannot be raised to opset {version}", where=str(path), expected=f"opset {version}",
+                got=f"opset {model.opset_imports.get('', 1)}: {' '.join(str(error).split())[:300]}",
+                hint=f"export the model again at opset {version}",
+            ) from None  # fmt: skip
+        model = ir.serde.deserialize_model(proto)
+        for value in all_initializers(model):
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value.base_dir = str(path.parent.resolve())
+    model.ir_version = max(model.ir_version, _IR_VERSION_OF_INT4)
+    return model
 
 
 def name_scopes(node: ir.Node) -> tuple[str, ...]:

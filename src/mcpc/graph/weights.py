@@ -16,7 +16,8 @@ import onnx_ir as ir
 from mcpc.checkpoint import Checkpoint
 from mcpc.core.progress import Progress
 from mcpc.core.runner import Array
-from mcpc.errors import BadInputError, InternalError, Problem
+from mcpc.core.tensors import FLOAT_DTYPES
+from mcpc.errors import BadInputError, Problem
 from mcpc.graph.hide import UNBOUND
 from mcpc.graph.io import all_initializers, dtype_name, dtype_of
 from mcpc.package import PackageWriter
@@ -38,20 +39,20 @@ class Span:
     transform: str
 
 
-def wanted_dtypes(models: Sequence[ir.Model], source: Mapping[str, str]) -> dict[str, str]:
-    """Return {checkpoint tensor: dtype of its initializers} for every unbound initializer.
+def wanted_dtypes(models: Sequence[ir.Model], source: Mapping[str, str], checkpoint: Checkpoint, dtype: str) -> dict[str, str]:
+    """Return {checkpoint tensor: dtype it is stored in} for every tensor that a graph uses.
 
-    Raises:
-        InternalError: Two graphs want one tensor in two dtypes.
+    Args:
+        models: Traced graphs.
+        source: Parameter name -> checkpoint tensor name.
+        checkpoint: Where the tensors come from.
+        dtype: Float dtype of the package, or `keep` for each tensor's own.
     """
-    wanted: dict[str, str] = {}
-    for model in models:
-        for value in unbound_initializers(model):
-            assert value.name is not None and value.dtype is not None
-            dtype = dtype_name(value.dtype)
-            if wanted.setdefault(source[value.name], dtype) != dtype:
-                raise InternalError("one tensor is wanted in two dtypes", where=value.name, expected=wanted[source[value.name]], got=dtype)
-    return wanted
+    names = sorted({source[str(value.name)] for model in models for value in unbound_initializers(model)})
+    stored = {name: checkpoint.tensors[name].dtype for name in names}
+    if dtype == "keep":
+        return stored
+    return {name: dtype if own in FLOAT_DTYPES else own for name, own in stored.items()}
 
 
 def unbound_initializers(model: ir.Model) -> list[ir.Value]:
@@ -120,16 +121,35 @@ def _cast(entry: Entry, dtype: str, problems: list[Problem]) -> Iterator[Array]:
 def bind(model: ir.Model, source: Mapping[str, str], spans: Mapping[str, Span], base: Path) -> None:
     """Point every unbound initializer at its bytes, and inline what the tracer computed.
 
-    Raises:
-        InternalError: The bytes are not what the graph expects.
+    Graphs compute in float32. A weight that is stored in another float dtype is cast where it enters the graph, so
+    that the package holds the checkpoint's own bytes and every runtime computes the same thing; a runtime folds the
+    cast when it loads, a backend that computes in the narrow dtype drops it.
     """
     for value in unbound_initializers(model):
         assert value.name is not None and value.dtype is not None and value.shape is not None
         span = spans[source[value.name]]
-        if dtype_of(span.dtype) != value.dtype:
-            raise InternalError("the bytes have another dtype than the graph", where=value.name, expected=dtype_name(value.dtype), got=span.dtype)
-        value.const_value = ir.ExternalTensor(span.file, span.offset, span.length, value.dtype, shape=value.shape, name=value.name, base_dir=str(base))
+        stored = dtype_of(span.dtype)
+        tensor = ir.ExternalTensor(span.file, span.offset, span.length, stored, shape=value.shape, name=value.name, base_dir=str(base))
+        if stored == value.dtype:
+            value.const_value = tensor
+        else:
+            _insert_cast(model.graph, value, tensor)
     for value in all_initializers(model):
-        tensor = value.const_value
-        if tensor is not None and not isinstance(tensor, ir.ExternalTensor):
-            value.const_value = ir.Tensor(np.array(tensor.numpy()), dtype=tensor.dtype, shape=tensor.shape, name=value.name)
+        constant = value.const_value
+        if constant is not None and not isinstance(constant, ir.ExternalTensor):
+            value.const_value = ir.Tensor(np.array(constant.numpy()), dtype=constant.dtype, shape=constant.shape, name=value.name)
+
+
+def _insert_cast(graph: ir.Graph, value: ir.Value, tensor: ir.ExternalTensor) -> None:
+    """Replace an initializer by a stored tensor and a Cast to the dtype in which the graph computes."""
+    assert value.name is not None and value.dtype is not None
+    wide = value.dtype
+    users = list(value.uses())
+    value.const_value = tensor
+    value.dtype = tensor.dtype
+    cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(wide))], name=f"{value.name}.cast")
+    output = cast.outputs[0]
+    output.name, output.shape, output.dtype = f"{value.name}.{dtype_name(wide)}", value.shape, wide
+    for node, index in users:
+        node.replace_input_with(index, output)
+    graph.insert_before(graph[0], cast)

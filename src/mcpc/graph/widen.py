@@ -38,7 +38,20 @@ def widen(model: ir.Model) -> bool:
             modified |= _widen_attributes(node.attributes, f"node {node.name}", standard=node.domain == "")
     for function in model.functions.values():
         modified |= _widen_attributes(function.attributes, f"function {function.name}", standard=False)
+    if modified:
+        _drop_weight_casts(model.graph)
     return modified
+
+
+def _drop_weight_casts(graph: ir.Graph) -> None:
+    """Remove the Cast of a weight that is stored narrow: once widened, it casts float32 to float32."""
+    for node in list(graph):
+        if node.op_type != "Cast" or node.domain or (weight := node.inputs[0]) is None or not weight.is_initializer():
+            continue
+        output = node.outputs[0]
+        if weight.dtype == output.dtype == ir.DataType.FLOAT and not output.is_graph_output():
+            ir.convenience.replace_all_uses_with(output, weight)
+            graph.remove(node, safe=True)
 
 
 def _graphs(model: ir.Model) -> Iterator[ir.Graph]:

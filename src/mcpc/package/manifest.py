@@ -153,6 +153,7 @@ class Binding(Strict):
     max_tokens: int
     truncation: Truncation
     prompt: str | None = Field(default=None, description="Prompt format: `{image}` and `{text}` are replaced.")
+    pad_token_id: int | None = Field(default=None, description="Fills up shorter texts of a batch.")
     pad_to: int | None = Field(default=None, description="Text encoders: fixed token length, or None.")
     suffix_token_ids: tuple[int, ...] = Field(default=(), description="Tokens appended after the text.")
 

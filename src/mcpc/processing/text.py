@@ -26,7 +26,7 @@ class TextProcessor:
         self._tokenizer = tokenizer
         self._binding: Binding = manifest.binding
         self._modalities = manifest.modalities
-        self._pad_id = manifest.generation.pad_token_id if manifest.generation else None
+        self._pad_id = manifest.binding.pad_token_id
         text = manifest.modalities.get("text")
         self._vocabulary = text.vocabulary if text else None
 
@@ -121,7 +121,7 @@ class TextProcessor:
             return int(padding["pad_id"])
         if all(len(ids) == width for ids in rows):
             return 0  # nothing is padded
-        raise BadInputError("texts of different lengths need a padding token", where="manifest.generation.pad_token_id")
+        raise BadInputError("texts of different lengths need a padding token", where="manifest.binding.pad_token_id")
 
     def _encode(self, text: str) -> list[int]:
         # `encode_batch` pads as the tokenizer's file says; `encode` of one text does not, except to a fixed length.

@@ -19,6 +19,7 @@ from mcpc.graph import describe
 from mcpc.graph.weights import Span
 from mcpc.package import PackageWriter, manifest
 from mcpc.processing.configs import audio_preprocess_from_config, image_preprocess_from_config
+from mcpc.processing.text import load_tokenizer
 from mcpc.resources import templates_dir
 from mcpc.storage.digests import canonical_json, fnv1a64
 from mcpc.templates.plan import CachePlan, ExportPlan, PlannedComponent, evaluate
@@ -184,7 +185,7 @@ def _binding(facts: Facts) -> manifest.Binding | None:
     plan = facts.plan.template.binding
     if plan is None:
         return None
-    tokenizer = Tokenizer.from_file(str(facts.checkpoint.root / "tokenizer.json"))
+    tokenizer = load_tokenizer(facts.checkpoint.root / "tokenizer.json")
     placeholders = {}
     for modality, token_id in facts.plan.placeholder_ids.items():
         token = tokenizer.id_to_token(token_id)
@@ -200,7 +201,18 @@ def _binding(facts: Facts) -> manifest.Binding | None:
         truncation=manifest.Truncation(policy=plan.truncation),
         prompt=plan.prompt,
         suffix_token_ids=() if ends_itself else suffix,
+        pad_token_id=_pad_token_id(facts, tokenizer),
     )
+
+
+def _pad_token_id(facts: Facts, tokenizer: Tokenizer) -> int | None:
+    """Return the id of the tokenizer's padding token, else the config's."""
+    token = (facts.checkpoint.optional_json("tokenizer_config.json") or {}).get("pad_token")
+    if isinstance(token, dict):  # an AddedToken written out
+        token = token.get("content")
+    found = tokenizer.token_to_id(token) if isinstance(token, str) else None
+    configured = (facts.config.get("text_config") or facts.config).get("pad_token_id")
+    return found if found is not None else configured
 
 
 def _generation(facts: Facts) -> manifest.Generation | None:

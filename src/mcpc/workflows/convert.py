@@ -56,11 +56,11 @@ def convert(
     if output.resolve() == checkpoint.root.resolve():
         raise UsageError("the output is the checkpoint itself", where=str(output))
     template = select(checkpoint, load_templates())
-    from mcpc.export.convert import Exporter  # torch takes seconds: only when the checkpoint is worth it
+    from mcpc.export.convert import COMPUTE_DTYPE, Exporter  # torch takes seconds: only when the checkpoint is worth it
 
     started = time.perf_counter()
-    exporter = Exporter(checkpoint, checkpoint.dtype if dtype == "keep" else dtype)
-    plan = make_plan(template, exporter.config, exporter.dtype)
+    exporter = Exporter(checkpoint)
+    plan = make_plan(template, exporter.config, COMPUTE_DTYPE)
     checkpoint.check_finite(sorted(set(exporter.source.values())))
     if dry_run:
         return Report("convert", data={"plan": _plan_data(plan, checkpoint)})
@@ -71,11 +71,11 @@ def convert(
         result: dict[str, Any] = {"checked": "none"}
         figures: dict[str, Any] | None = None
         if verify != "none":
-            from mcpc.workflows.checking import check_against_checkpoint
+            from mcpc.workflows.checking import check_against_checkpoint, require_passed
 
             begun = time.perf_counter()
             verification = check_against_checkpoint(writer.root, manifest, checkpoint, plan, samples, progress)
-            verification.raise_if_failed(str(checkpoint_root))
+            require_passed(verification, str(checkpoint_root))
             stages["verify_s"] = time.perf_counter() - begun
             result = {"checked": "executed", **verification.bounds()}
             figures = verification.figures()
@@ -106,7 +106,7 @@ def _export(
     stages["trace_s"] = time.perf_counter() - begun
     begun = time.perf_counter()
     progress.stage("weights", f"{len(checkpoint.files)} files")
-    wanted = wanted_dtypes([item.model for item in traced], exporter.source)
+    wanted = wanted_dtypes([item.model for item in traced], exporter.source, checkpoint, str(options["dtype"]))
     unused = _unused(checkpoint, wanted, plan, exporter.ignored)
     spans, digest = place_weights(checkpoint, wanted, writer, progress)
     stages["weights_s"] = time.perf_counter() - begun

@@ -1,0 +1,91 @@
+"""`mcpc convert`: a Hugging Face checkpoint becomes a verified package."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mcpc.cli.console import execute
+from mcpc.cli.options import DryRun, Force, Json, Output
+from mcpc.cli.verification import render_verification
+from mcpc.core.progress import Progress
+from mcpc.core.report import Report
+
+
+class Dtype(str, Enum):
+    """Float dtype of the package's weights."""
+
+    keep = "keep"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+class Verify(str, Enum):
+    """How much is compared with PyTorch."""
+
+    full = "full"
+    none = "none"
+
+
+def convert(
+    checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors files.")],
+    output: Output,
+    dtype: Annotated[Dtype, typer.Option(help="Float dtype of the stored weights; keep copies the checkpoint's bytes.")] = Dtype.keep,
+    verify: Annotated[Verify, typer.Option(help="Compare every output with PyTorch, or mark the package unverified.")] = Verify.full,
+    sample: Annotated[list[Path] | None, typer.Option("--sample", help="Image or WAV used as a real input; repeatable.")] = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    json_output: Json = False,
+) -> None:
+    """Turn a Hugging Face checkpoint into a verified ONNX package."""
+
+    def work(progress: Progress) -> Report:
+        from mcpc.workflows.convert import convert as workflow
+
+        return workflow(
+            checkpoint, output, dtype=dtype.value, verify=verify.value, samples=sample or (), force=force, dry_run=dry_run, progress=progress
+        )
+
+    execute("convert", work, lambda console, report: render(console, report, output), json_output)
+
+
+def render(console: Console, report: Report, output: Path) -> None:
+    """Print the components with their sizes, and how they were checked."""
+    data = report.data
+    if "plan" in data:
+        render_plan(console, data["plan"])
+        return
+    console.print(f"[bold]{output}[/bold]  {data['template']}, {data['package_bytes']:,} bytes, {data['digest'][:19]}")
+    for note in data["notes"]:
+        console.print(f"note: {note}", markup=False)
+    table = Table(box=None, pad_edge=False)
+    for heading, justify in (("component", "left"), ("weights", "left"), ("bytes", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for component in data["components"]:
+        weights = ", ".join(f"{count:,} {dtype}" for dtype, count in component["weights"].items())
+        table.add_row(component["name"], weights, f"{component['weight_bytes']:,}")
+    console.print(table)
+    if data["unused_tensors"]:
+        console.print(f"{data['unused_tensors']} checkpoint tensors are not needed; the manifest lists them with the reason")
+    if data["verification"] is None:
+        console.print("checked: none (--verify none); later commands want --allow-unverified")
+    else:
+        render_verification(console, data["verification"])
+
+
+def render_plan(console: Console, plan: dict[str, object]) -> None:
+    """Print what would be exported."""
+    console.print(f"template {plan['template']}, {plan['tensors']} tensors; nothing was written")
+    components = plan["components"]
+    assert isinstance(components, list)
+    for component in components:
+        console.print(f"[bold]{component['name']}[/bold] ({component['role']})")
+        for kind in ("inputs", "outputs"):
+            for name, dtype, shape in component[kind]:
+                console.print(f"  {kind[:-1]:6} {name}: {dtype} {shape}", markup=False)

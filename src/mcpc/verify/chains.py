@@ -1,0 +1,52 @@
+"""A package as a whole model, over any runner."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mcpc.core.runner import Array, RunnerFactory
+from mcpc.inference import DualEncoder, SpeechSeq2Seq, VisionLanguage
+from mcpc.package import Manifest
+from mcpc.verify.cases import Sample
+from mcpc.verify.crossmodal import pairwise_cosines
+
+
+class PackageChain:
+    """Answers samples with a package's own chain of components."""
+
+    def __init__(self, manifest: Manifest, runners: RunnerFactory) -> None:
+        self._manifest = manifest
+        self._runners = runners
+
+    def logits(self, sample: Sample) -> Array:
+        """Return logits [batch, sequence, V] of the prompt, or [images, texts] of a dual encoder."""
+        feeds = sample.feeds
+        if self._manifest.kind == "dual-encoder":
+            model = DualEncoder(self._manifest, self._runners)
+            return model.scores(model.encode_images(feeds["pixel_values"]), model.encode_texts(feeds["input_ids"], feeds["attention_mask"]))
+        if self._manifest.kind == "vision-language":
+            return VisionLanguage(self._manifest, self._runners).prefill(feeds["input_ids"], feeds.get("pixel_values"))[1]
+        speech = SpeechSeq2Seq(self._manifest, self._runners)
+        return speech.prefill(speech.encode(feeds["input_features"]), self._start())[1]
+
+    def cosines(self, sample: Sample) -> Array:
+        """Return image-text cosine similarities [images, texts]."""
+        model = DualEncoder(self._manifest, self._runners)
+        image = model.encode_images(sample.feeds["pixel_values"])
+        return pairwise_cosines(image, model.encode_texts(sample.feeds["input_ids"], sample.feeds["attention_mask"]))
+
+    def greedy(self, sample: Sample, new_tokens: int) -> list[int]:
+        """Return exactly `new_tokens` greedy tokens, past the end of text too."""
+        feeds = sample.feeds
+        if self._manifest.kind == "vision-language":
+            model = VisionLanguage(self._manifest, self._runners)
+            ids = [int(token) for token in np.asarray(feeds["input_ids"])[0]]
+            steps = model.greedy(ids, feeds.get("pixel_values"), max_new_tokens=new_tokens, stop_at_eos=False)
+        else:
+            speech = SpeechSeq2Seq(self._manifest, self._runners)
+            steps = speech.greedy(feeds["input_features"], max_new_tokens=new_tokens, stop_at_eos=False)
+        return [step.token for step in steps]
+
+    def _start(self) -> tuple[int, ...]:
+        assert self._manifest.generation is not None
+        return self._manifest.generation.decoder_start_ids

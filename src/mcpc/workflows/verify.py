@@ -1,0 +1,74 @@
+"""`mcpc verify X --against Y`: any two of checkpoint and package."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from mcpc.checkpoint import Checkpoint
+from mcpc.core.progress import Progress
+from mcpc.core.report import Report
+from mcpc.errors import BadInputError
+from mcpc.package import Manifest, Package
+from mcpc.package.writer import MANIFEST
+from mcpc.templates.match import load_templates, select
+from mcpc.templates.plan import make_plan
+from mcpc.workflows.checking import check_same_interface, compare_sides, require_passed
+from mcpc.workflows.samples import load_samples
+from mcpc.workflows.sides import CheckpointSide, PackageSide, Side
+
+
+def verify(candidate: Path, against: Path, *, samples: Sequence[Path] = (), progress: Progress) -> Report:
+    """Compare two models.
+
+    Args:
+        candidate: Package, or checkpoint (which is converted to a temporary package first).
+        against: Package or checkpoint that is taken as right.
+        samples: Real inputs; the shipped ones when empty.
+        progress: Shows the cases.
+
+    Raises:
+        VerificationError: They differ; names the first component and node where they part.
+        BadInputError: One of them is damaged, or they are not the same model.
+    """
+    with _as_package(candidate, progress) as package:
+        reference = _reference(against, package.manifest, progress)
+        side = PackageSide(package.root, package.manifest, package.digest)
+        progress.stage("verifying", f"against {against}")
+        others = {c.name: c for c in reference.manifest.components} if isinstance(reference, PackageSide) else {}
+        result = compare_sides(side, reference, dict(others), load_samples(package.root, package.manifest, samples), progress)
+        require_passed(result, str(candidate))
+    return Report("verify", "executed", {"verification": result.figures()})
+
+
+@contextlib.contextmanager
+def _as_package(path: Path, progress: Progress) -> Iterator[Package]:
+    """Open a package, or convert a checkpoint into one that lives as long as the block."""
+    if (path / MANIFEST).is_file():
+        yield Package.open(path, check_bytes=True)
+        return
+    Checkpoint.open(path)
+    from mcpc.workflows.convert import convert
+
+    with tempfile.TemporaryDirectory(prefix="mcpc-verify-") as folder:
+        convert(path, Path(folder) / "package", verify="none", progress=progress)
+        yield Package.open(Path(folder) / "package")
+
+
+def _reference(path: Path, manifest: Manifest, progress: Progress) -> Side:
+    if (path / MANIFEST).is_file():
+        package = Package.open(path, check_bytes=True)
+        check_same_interface(manifest, package.manifest)
+        return PackageSide(package.root, package.manifest, package.digest)
+    checkpoint = Checkpoint.open(path)
+    template = select(checkpoint, load_templates())
+    if template.id != manifest.model.template:
+        raise BadInputError("the two are not the same model", where=str(path), expected=manifest.model.template, got=template.id)
+    progress.stage("loading", f"{path} in PyTorch")
+    from mcpc.export.convert import COMPUTE_DTYPE, Exporter
+
+    exporter = Exporter(checkpoint)
+    plan = make_plan(template, exporter.config, COMPUTE_DTYPE)
+    return CheckpointSide(checkpoint, plan, manifest, checkpoint.digest())
