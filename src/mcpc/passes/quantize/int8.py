@@ -43,17 +43,35 @@ def channel_scales(source: Source, transposed: bool) -> Iterator[Array]:
     yield _scales(largest)
 
 
-def rows(source: Source) -> Iterator[Array]:
-    """Yield pieces of the INT8 [V,H] of a table [V,H], one scale for each row."""
+def rows(source: Source, columns: Array | None) -> Iterator[Array]:
+    """Yield pieces of the INT8 [V,H] of a table [V,H] divided by `columns` [H], one scale for each row."""
     for begin, end in source.bands():
-        band = source.rows(begin, end)
+        band = _divided(source.rows(begin, end), columns)
         yield _quantize(band, _scales(np.abs(band).max(axis=1))[:, None])
 
 
-def row_scales(source: Source) -> Iterator[Array]:
-    """Yield pieces of the scales float32 [V] of a table [V,H]."""
+def row_scales(source: Source, columns: Array | None = None) -> Iterator[Array]:
+    """Yield pieces of the scales float32 [V] of a table [V,H] divided by `columns` [H]."""
     for begin, end in source.bands():
-        yield _scales(np.abs(source.rows(begin, end)).max(axis=1))
+        yield _scales(np.abs(_divided(source.rows(begin, end), columns)).max(axis=1))
+
+
+def column_scales(source: Source) -> Array:
+    """Return float32 [H]: the power of two next to the root mean square of each column of a table [V,H]; 1 for zeros.
+
+    One scale for a row wastes its range on columns that are large in every row, which tables of real language models
+    have. Dividing by a power of two is exact.
+    """
+    squares = np.zeros(source.shape[1])
+    for begin, end in source.bands():
+        squares += np.square(source.rows(begin, end), dtype=np.float64).sum(axis=0)
+    mean = squares / source.shape[0]
+    exponents = np.round(np.log2(mean, where=mean > 0, out=np.zeros_like(mean)) / 2)
+    return np.exp2(exponents).astype(np.float32)
+
+
+def _divided(band: Array, columns: Array | None) -> Array:
+    return band if columns is None else band / columns
 
 
 def _scales(largest: Array) -> Array:

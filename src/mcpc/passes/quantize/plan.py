@@ -45,18 +45,22 @@ class Int8Channel:
 
 @dataclass(frozen=True)
 class Int8Rows:
-    """INT8 [V,H], a scale for each row; a tied head reads the same bytes as [N,K]."""
+    """INT8 [V,H], a scale for each row; a tied head reads the same bytes as [N,K].
+
+    `equalized`: columns are divided by powers of two first, and multiplied after the lookup.
+    """
 
     tied: bool = False
+    equalized: bool = False
 
     transform = "int8.row"
 
     def __str__(self) -> str:
-        return "int8 per row" + (", shared by table and head" if self.tied else "")
+        return "int8 per row" + (" and column" if self.equalized else "") + (", table and head" if self.tied else "")
 
     def nbytes(self, depth: int, columns: int) -> int:
         """Return the bytes of the integers and scales of a table of `columns` rows of `depth`."""
-        return depth * columns + nbytes("float32", (columns,))
+        return depth * columns + nbytes("float32", (columns + (depth if self.equalized else 0),))
 
 
 Form = Int4Block | Int8Channel | Int8Rows
@@ -98,14 +102,14 @@ class Decision:
 
     @property
     def bytes_before(self) -> int:
-        """Bytes of the weight as it is stored now, widened to float32 where it is narrower."""
-        return nbytes(self.weight.dtype, self.weight.shape)
+        """Bytes of the weight in the input."""
+        return nbytes(self.weight.stored_dtype, self.weight.shape)
 
     @property
     def bytes_after(self) -> int:
-        """Bytes of the integers and scales, one copy."""
+        """Bytes of the integers and scales, or of the float32 that a wide weight is kept in."""
         if self.form is None:
-            return self.bytes_before
+            return nbytes(self.weight.dtype, self.weight.shape)
         rows, columns = self.weight.shape
         transposed = isinstance(self.form, Int8Rows) or self.weight.sites[0].transposed
         return self.form.nbytes(columns, rows) if transposed else self.form.nbytes(rows, columns)

@@ -11,8 +11,8 @@ from mcpc.core.runner import Array
 from mcpc.errors import BadInputError
 from mcpc.graph.widen import WidenedTensor
 
-#: Elements of a band: 8 MiB of float32; the temporaries of a kernel are a few times that.
-_BAND_ELEMENTS = 1 << 21
+#: Elements of a band: 1 MiB of float32, so that a band and the temporaries of a kernel stay in the cache.
+_BAND_ELEMENTS = 1 << 18
 
 
 class Source:

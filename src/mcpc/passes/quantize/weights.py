@@ -9,8 +9,15 @@ import onnx_ir as ir
 
 from mcpc.graph.functions import DOMAIN
 from mcpc.graph.io import dtype_name
+from mcpc.graph.widen import WidenedTensor
 from mcpc.passes.quantize.streams import bytes_key
 
+#: Ops of ONNX, `com.microsoft` and mcpc that only quantized graphs hold, beside those that begin with QLinear.
+_QUANTIZED_OPS = frozenset({
+    "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "VisionEmbedInt8",
+    "MatMulNBits", "GatherBlockQuantized", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm", "QAttention",
+})  # fmt: skip
+_PACKED = frozenset({ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4})
 _FLOATS = frozenset({ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE})
 
 
@@ -65,6 +72,11 @@ class Weight:
         return dtype_name(self.tensor.dtype)
 
     @property
+    def stored_dtype(self) -> str:
+        """Its dtype name in the input, where a widened weight is still narrow."""
+        return dtype_name(self.tensor.source.dtype) if isinstance(self.tensor, WidenedTensor) else self.dtype
+
+    @property
     def elements(self) -> int:
         """Number of elements."""
         return self.tensor.size
@@ -109,6 +121,18 @@ def survey(
             weight.sites.append(Site(component, value, node, unfit="inside a function body"))
             found.setdefault(bytes_key(tensor), weight)
     return tuple(weight for weight in found.values() if weight.sites)
+
+
+def quantized_places(model: ir.Model) -> Iterator[tuple[str, str]]:
+    """Yield (node or initializer, reason) of everything that is quantized already."""
+    for node in model.graph.all_nodes():
+        if node.op_type in _QUANTIZED_OPS or node.op_type.startswith("QLinear"):
+            yield str(node.name or node.outputs[0].name), f"a {_op(node)} node"
+    for graph in model.graphs():
+        for name, value in graph.initializers.items():
+            users = {use.node.op_type for use in value.uses()}
+            if value.dtype in _PACKED and "Gather" in users and value.const_value is not None:
+                yield name, f"a gathered table of {dtype_name(value.const_value.dtype)}"
 
 
 def weight_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
