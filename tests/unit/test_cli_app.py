@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -35,12 +35,14 @@ finally:
 
 
 def test_help_is_fast() -> None:
+    """Processor time, not wall time: the other processes of a busy machine are not the command's fault."""
     times_s = []
     for _ in range(5):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert mcpc("--help").returncode == 0
-        times_s.append(time.perf_counter() - started)
-    assert min(times_s) < HELP_LIMIT_S  # the others wait for the disk, or for other tests
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times_s.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert min(times_s) < HELP_LIMIT_S
 
 
 def test_version() -> None:
