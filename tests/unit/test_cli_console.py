@@ -17,7 +17,8 @@ import pytest
 from rich.console import Console
 
 from mcpc.cli.console import execute, stream
-from mcpc.cli.display import JsonLines, Live, Quiet, log_format, make_display
+from mcpc.cli.display import JsonLines, Quiet, log_format, make_display
+from mcpc.cli.live import Live
 from mcpc.core.progress import Progress
 from mcpc.core.report import Report
 from mcpc.errors import BadInputError, Problem, UnsupportedError, VerificationError

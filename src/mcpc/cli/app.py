@@ -26,8 +26,9 @@ app = typer.Typer(
     help="Compile multimodal models offline: Hugging Face checkpoint -> verified ONNX package -> TensorRT engines.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # plain help: rich's would double the time of `mcpc --help`
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
 #: The commands in the order of `mcpc --help`.

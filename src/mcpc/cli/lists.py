@@ -22,7 +22,7 @@ Name = Annotated[str, typer.Argument(help="A name that `list` shows.")]
 
 def group(kind: Kind, help_text: str) -> typer.Typer:
     """Return the command group of one kind of file."""
-    app = typer.Typer(name=kind, help=help_text, no_args_is_help=True)
+    app = typer.Typer(name=kind, help=help_text, no_args_is_help=True, rich_markup_mode=None)
 
     @app.command("list")
     def list_command(json_output: Json = False) -> None:
