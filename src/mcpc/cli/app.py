@@ -69,7 +69,8 @@ def main() -> NoReturn:
         try:
             code = app(prog_name="mcpc", standalone_mode=False)
         except typer.TyperException as error:
-            if not error.format_message():  # no arguments at all: the help was shown
+            if error.format_message().startswith("Usage:"):  # a command without arguments: this is its help
+                typer.echo(error.format_message(), err=True)
                 raise SystemExit(error.exit_code) from None
             context = getattr(error, "ctx", None)
             hint = f"{context.command_path} --help" if context else "mcpc --help"
