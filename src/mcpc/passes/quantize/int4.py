@@ -26,37 +26,58 @@ LEVELS = np.float32(7)
 SHRINK = tuple(np.float32(c) for c in (1.0, 0.94, 0.875, 0.82))
 
 
-def packed(source: Source, block: int, transposed: bool) -> Iterator[Array]:
-    """Yield pieces of the packed INT4 [K, N rounded up to even] of a weight; the added column is zero.
+class Int4Weight:
+    """The INT4 form of one weight; integers and scales come of one reading when they are asked for in that order."""
 
-    Args:
-        source: The weight: [N,K] when `transposed`, else [K,N].
-        block: Elements of K that share a scale; divides K.
-        transposed: Whether the weight is stored [N,K].
-    """
-    if not transposed:
-        for begin, end in source.bands(multiple=block):
-            yield pack_int4(_even(_quantize(source.rows(begin, end), block)[0]))
-        return
-    columns, depth = source.shape
-    result = np.empty((depth, (columns + 1) // 2), np.uint8)
-    for begin, end in source.bands(multiple=2):
-        band = np.ascontiguousarray(source.rows(begin, end).T)
-        result[:, begin // 2 : (end + 1) // 2] = pack_int4(_even(_quantize(band, block)[0])).reshape(depth, -1)
-    yield result
+    def __init__(self, source: Source, block: int, transposed: bool) -> None:
+        """Note what to quantize; nothing is read yet.
 
+        Args:
+            source: The weight: [N,K] when `transposed`, else [K,N].
+            block: Elements of K that share a scale; divides K.
+            transposed: Whether the weight is stored [N,K].
+        """
+        self._source, self._block, self._transposed = source, block, transposed
+        rows, columns = source.shape
+        self._depth, self._columns = (columns, rows) if transposed else (rows, columns)
+        self._scales: Array | None = None
 
-def scales(source: Source, block: int, transposed: bool) -> Iterator[Array]:
-    """Yield pieces of the scales float32 [K / block, N rounded up to even]; those of the added column are 1."""
-    if not transposed:
-        for begin, end in source.bands(multiple=block):
-            yield _even(_quantize(source.rows(begin, end), block)[1], 1.0)
-        return
-    columns, depth = source.shape
-    result = np.ones((depth // block, columns + columns % 2), np.float32)
-    for begin, end in source.bands():
-        result[:, begin:end] = _quantize(np.ascontiguousarray(source.rows(begin, end).T), block)[1]
-    yield result
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Its shape [K, N rounded up to even]; the added column is zero."""
+        return self._depth, self._columns + self._columns % 2
+
+    @property
+    def scale_shape(self) -> tuple[int, int]:
+        """The shape of the scales [K / block, N rounded up to even]; those of the added column are 1."""
+        return self._depth // self._block, self.shape[1]
+
+    def packed(self) -> Iterator[Array]:
+        """Yield pieces of the packed integers, and keep the scales for `scales`."""
+        kept = np.ones(self.scale_shape, np.float32)
+        whole = np.empty((self._depth, self.shape[1] // 2), np.uint8) if self._transposed else None
+        for begin, end, (integers, scale) in self._source.map(self._work, 2 if self._transposed else self._block):
+            if whole is None:
+                kept[begin // self._block : end // self._block, : self._columns] = scale
+                yield pack_int4(_even(integers))
+            else:
+                kept[:, begin:end] = scale
+                whole[:, begin // 2 : (end + 1) // 2] = pack_int4(_even(integers)).reshape(self._depth, -1)
+        self._scales = kept
+        if whole is not None:
+            yield whole
+
+    def scales(self) -> Iterator[Array]:
+        """Yield the scales."""
+        if self._scales is None:
+            for _ in self.packed():
+                pass
+        kept, self._scales = self._scales, None
+        if kept is not None:
+            yield kept
+
+    def _work(self, rows: Array) -> tuple[Array, Array]:
+        return _quantize(np.ascontiguousarray(rows.T) if self._transposed else rows, self._block)
 
 
 def _quantize(weight: Array, block: int) -> tuple[Array, Array]:
@@ -88,8 +109,6 @@ def _try(blocks: Array, scale: Array) -> tuple[Array, Array, Array]:
     return error, scale, integers
 
 
-def _even(matrix: Array, fill: float = 0.0) -> Array:
-    """Add a column when the number of columns is odd."""
-    if matrix.shape[1] % 2 == 0:
-        return matrix
-    return np.pad(matrix, ((0, 0), (0, 1)), constant_values=fill)
+def _even(matrix: Array) -> Array:
+    """Add a zero column when the number of columns is odd."""
+    return np.pad(matrix, ((0, 0), (0, 1))) if matrix.shape[1] % 2 else matrix

@@ -71,21 +71,21 @@ class LinearInt4(QuantizePass[LinearInt4Options]):
         """Put the INT4 form in the place of one MatMul or Gemm."""
         if not isinstance(form, Int4Block):
             raise InternalError("the plan gives this pass another form", where=weight.name, got=str(form))
-        source, block, transposed = Source(weight.tensor), form.block, site.transposed
-        columns, depth = weight.shape if transposed else weight.shape[::-1]
-        even = columns + columns % 2
+        source, block = Source(weight.tensor), form.block
+        quantized = int4.Int4Weight(source, block, site.transposed)
+        columns = weight.shape[0] if site.transposed else weight.shape[1]
         pair = register_pair(
             editor,
             site,
             form,
-            (source.key, transposed),
-            Pieces(ir.DataType.INT4, (depth, even), lambda: int4.packed(source, block, transposed)),
-            Pieces(ir.DataType.FLOAT, (depth // block, even), lambda: int4.scales(source, block, transposed)),
+            (source.key, site.transposed),
+            Pieces(ir.DataType.INT4, quantized.shape, quantized.packed),
+            Pieces(ir.DataType.FLOAT, quantized.scale_shape, quantized.scales),
         )
         attributes = [ir.AttrInt64("axis", 0), ir.AttrInt64("block_size", block)]
         name = f"{site.value.name}.wide"
-        wide = editor.insert(site.node, "DequantizeLinear", pair, name, ir.DataType.FLOAT, (depth, even), attributes)
-        multiply(editor, site.node, wide, even, columns)
+        wide = editor.insert(site.node, "DequantizeLinear", pair, name, ir.DataType.FLOAT, quantized.shape, attributes)
+        multiply(editor, site.node, wide, quantized.shape[1], columns)
 
 
 class LinearInt8(QuantizePass[LinearInt8Options]):

@@ -18,6 +18,8 @@ from mcpc.passes.quantize.streams import StreamedTensor, bytes_key
 from mcpc.storage.safetensors import Plan, write_stream
 
 _PIECE_ELEMENTS = 1 << 22
+_ALIGNMENT_BYTES = 8
+_WIDEST_BITS = 65
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def write_weights(models: Mapping[str, ir.Model], files: Mapping[str, str], root
         for value in values:
             if _key(value) not in written:
                 new.setdefault(_key(value), value)
-        ordered = sorted(new.items(), key=lambda item: -_dtype(item[1]).bitwidth)  # keeps every tensor aligned
+        ordered = sorted(new.items(), key=lambda item: _order(item[1]))
         if ordered:
             path = root / location
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,6 +72,11 @@ def write_weights(models: Mapping[str, ir.Model], files: Mapping[str, str], root
                 name=str(value.name),
                 base_dir=root,
             )
+
+
+def _order(value: ir.Value) -> int:
+    """Keep every tensor aligned to its elements, and the scales behind their integers wherever sizes allow it."""
+    return 0 if _tensor(value).nbytes % _ALIGNMENT_BYTES == 0 else -_dtype(value).bitwidth + _WIDEST_BITS
 
 
 def _is_stored(tensor: ir.TensorProtocol | None) -> bool:

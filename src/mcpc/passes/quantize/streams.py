@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +17,8 @@ from mcpc.graph.widen import WidenedTensor
 
 #: Elements of a band: 1 MiB of float32, so that a band and the temporaries of a kernel stay in the cache.
 _BAND_ELEMENTS = 1 << 18
+_MAX_THREADS = 8
+ResultT = TypeVar("ResultT")
 
 
 class Source:
@@ -53,6 +59,25 @@ class Source:
                 hint="repair the checkpoint; such a weight cannot be quantized",
             )
         return values
+
+    def map(self, work: Callable[[Array], ResultT], multiple: int) -> Iterator[tuple[int, int, ResultT]]:
+        """Yield (begin, end, work(rows)) of every band in order; a few bands are worked on at a time.
+
+        numpy lets go of the interpreter lock inside its loops, so threads do use several cores.
+        """
+        threads = min(os.cpu_count() or 1, _MAX_THREADS)
+        waiting: deque[Future[tuple[int, int, ResultT]]] = deque()
+
+        def band(begin: int, end: int) -> tuple[int, int, ResultT]:
+            return begin, end, work(self.rows(begin, end))
+
+        with ThreadPoolExecutor(threads) as pool:
+            for begin, end in self.bands(multiple):
+                waiting.append(pool.submit(band, begin, end))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            for future in waiting:
+                yield future.result()
 
 
 def bytes_key(tensor: ir.TensorProtocol) -> Hashable:
