@@ -160,7 +160,9 @@ def _tensor_files(root: Path) -> tuple[tuple[str, ...], dict[str, str] | None, t
         outside = [name for name in files if Path(name).name != name]
         if outside:
             raise BadInputError("the index names a file outside the folder", where=str(index_path), got=outside[0])
-        missing = [Problem("the index names a shard that is missing", name) for name in files if not (root / name).is_file()]
+        missing = [
+            Problem("the index names a shard that is missing", name) for name in files if not (root / name).is_file()
+        ]
         if missing:
             raise BadInputError(f"missing shards: {', '.join(p.where for p in missing)}", where=str(root), problems=missing,
                                 hint="download the checkpoint again")  # fmt: skip
@@ -199,7 +201,15 @@ def _read_tensors(root: Path, files: tuple[str, ...], listed: dict[str, str] | N
                 problems.append(Problem("the tensor is in two shards", key, tensors[key].file.name, name))
             tensors[key] = entry
     if not problems and listed is not None:
-        problems = [Problem("the index names a tensor that its shard lacks", key, listed[key]) for key in sorted(set(listed) - set(tensors))]
+        problems = [
+            Problem("the index names a tensor that its shard lacks", key, listed[key])
+            for key in sorted(set(listed) - set(tensors))
+        ]
     if problems:
-        raise BadInputError(f"damaged checkpoint: {problems[0]}", where=str(root), problems=problems, hint="download the checkpoint again")
+        raise BadInputError(
+            f"damaged checkpoint: {problems[0]}",
+            where=str(root),
+            problems=problems,
+            hint="download the checkpoint again",
+        )
     return tensors

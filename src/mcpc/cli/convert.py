@@ -36,9 +36,15 @@ class Verify(str, Enum):
 def convert(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors files.")],
     output: Output,
-    dtype: Annotated[Dtype, typer.Option(help="Float dtype of the stored weights; keep copies the checkpoint's bytes.")] = Dtype.keep,
-    verify: Annotated[Verify, typer.Option(help="Compare every output with PyTorch, or mark the package unverified.")] = Verify.full,
-    sample: Annotated[list[Path] | None, typer.Option("--sample", help="Image or WAV used as a real input; repeatable.")] = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help="Float dtype of the stored weights; keep copies the checkpoint's bytes.")
+    ] = Dtype.keep,
+    verify: Annotated[
+        Verify, typer.Option(help="Compare every output with PyTorch, or mark the package unverified.")
+    ] = Verify.full,
+    sample: Annotated[
+        list[Path] | None, typer.Option("--sample", help="Image or WAV used as a real input; repeatable.")
+    ] = None,
     force: Force = False,
     dry_run: DryRun = False,
     json_output: Json = False,
@@ -49,7 +55,14 @@ def convert(
         from mcpc.workflows.convert import convert as workflow
 
         return workflow(
-            checkpoint, output, dtype=dtype.value, verify=verify.value, samples=sample or (), force=force, dry_run=dry_run, progress=progress
+            checkpoint,
+            output,
+            dtype=dtype.value,
+            verify=verify.value,
+            samples=sample or (),
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
         )
 
     execute("convert", work, lambda console, report: render(console, report, output), json_output)
@@ -72,7 +85,9 @@ def render(console: Console, report: Report, output: Path) -> None:
         table.add_row(component["name"], weights, f"{component['weight_bytes']:,}")
     console.print(table)
     if data["unused_tensors"]:
-        console.print(f"{data['unused_tensors']} checkpoint tensors are not needed; the manifest lists them with the reason")
+        console.print(
+            f"{data['unused_tensors']} checkpoint tensors are not needed; the manifest lists them with the reason"
+        )
     if data["verification"] is None:
         console.print("checked: none (--verify none); later commands want --allow-unverified")
     else:

@@ -17,17 +17,31 @@ def render_verification(console: Console, figures: dict[str, Any]) -> None:
         table.add_column(heading, justify="left" if heading in ("component", "") else "right")
     for component in figures["components"]:
         worst = _worst(list(component["outputs"].values()))
-        table.add_row(component["name"], str(len(component["cases"])), *worst, _gate(component["gate"]), "failed" if component["failures"] else "ok")
+        table.add_row(
+            component["name"],
+            str(len(component["cases"])),
+            *worst,
+            _gate(component["gate"]),
+            "failed" if component["failures"] else "ok",
+        )
     chain = figures["chain"]
     if chain["logits"] is not None:
-        table.add_row("chain", str(len(chain["samples"])), *_worst([chain["logits"]]), _gate(chain["gate"]), "failed" if chain["failures"] else "ok")
+        table.add_row(
+            "chain",
+            str(len(chain["samples"])),
+            *_worst([chain["logits"]]),
+            _gate(chain["gate"]),
+            "failed" if chain["failures"] else "ok",
+        )
     console.print(table)
     greedy = chain["greedy_tokens"]
     if greedy["of"]:
         console.print(f"greedy tokens: {greedy['equal']} of {greedy['of']} agree")
     if chain["cross_modal"] is not None:
         cross = chain["cross_modal"]
-        console.print(f"image-text matching: KL divergence {cross['kl_divergence']:.2g}, cosine gap {cross['cosine_gap']:.2g}")
+        console.print(
+            f"image-text matching: KL divergence {cross['kl_divergence']:.2g}, cosine gap {cross['cosine_gap']:.2g}"
+        )
     judged = sum(len(component["arbitrated"]) for component in figures["components"])
     if judged:
         console.print(f"{judged} outputs on ill-conditioned inputs were judged by float64 (see report.json)")

@@ -18,7 +18,9 @@ from mcpc.core.report import Report
 def verify(
     candidate: Annotated[Path, typer.Argument(help="Package or checkpoint folder.")],
     against: Annotated[Path, typer.Option("--against", help="Package or checkpoint folder that is taken as right.")],
-    sample: Annotated[list[Path] | None, typer.Option("--sample", help="Image or WAV used as a real input; repeatable.")] = None,
+    sample: Annotated[
+        list[Path] | None, typer.Option("--sample", help="Image or WAV used as a real input; repeatable.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Compare two models, output by output, and name the first node where they part."""

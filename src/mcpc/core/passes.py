@@ -68,12 +68,12 @@ class Pass(ABC, Generic[ConfigT]):
         self.ensures(model, result)
         return result
 
-    def requires(self, model: ir.Model) -> None:  # noqa: B027  (an empty precondition is a valid one)
+    def requires(self, model: ir.Model) -> None:
         """Raise when the model is not what the pass needs."""
 
     @abstractmethod
     def rewrite(self, model: ir.Model) -> PassResult:
         """Rewrite the model in place."""
 
-    def ensures(self, model: ir.Model, result: PassResult) -> None:  # noqa: B027
+    def ensures(self, model: ir.Model, result: PassResult) -> None:
         """Raise `InternalError` when the result breaks what the pass promises."""

@@ -71,7 +71,10 @@ def _fill_tied(model: transformers.PreTrainedModel, state: Mapping[str, torch.Te
 
 def _ignorable(model: transformers.PreTrainedModel, key: str) -> bool:
     patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or [])
-    patterns += [r"\.rotary_emb\.inv_freq$", r"\.position_ids$"]  # buffers that older transformers stored; they are computed
+    patterns += [
+        r"\.rotary_emb\.inv_freq$",
+        r"\.position_ids$",
+    ]  # buffers that older transformers stored; they are computed
     return any(re.search(pattern, key) for pattern in patterns)
 
 
@@ -81,7 +84,10 @@ def _refuse(
     source: Mapping[str, str],
     unexpected: list[str],
 ) -> None:
-    problems = [Problem("missing: no tensor of the checkpoint fills this parameter", name) for name in sorted(set(state) - set(source))]
+    problems = [
+        Problem("missing: no tensor of the checkpoint fills this parameter", name)
+        for name in sorted(set(state) - set(source))
+    ]
     problems += [Problem("unexpected: the model has no such parameter", key) for key in unexpected]
     for name, key in sorted(source.items()):
         expected, got = tuple(state[name].shape), checkpoint.tensors[key].shape
@@ -89,7 +95,8 @@ def _refuse(
             problems.append(Problem("wrong shape", key, str(list(expected)), str(list(got))))
     if problems:
         counts = ", ".join(
-            f"{sum(problem.message.startswith(kind) for problem in problems)} {kind}" for kind in ("missing", "unexpected", "wrong shape")
+            f"{sum(problem.message.startswith(kind) for problem in problems)} {kind}"
+            for kind in ("missing", "unexpected", "wrong shape")
         )
         raise BadInputError(f"the checkpoint does not fit its config: {counts}", where=str(checkpoint.root), problems=problems,
                             hint="the config and the weights are from different models, or a file is incomplete")  # fmt: skip

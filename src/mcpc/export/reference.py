@@ -56,7 +56,10 @@ class TorchReference:
     def forward(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model's own forward and return its tensor outputs by name."""
         with torch.no_grad():
-            output = self.model(**{name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()}, return_dict=True)
+            output = self.model(
+                **{name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()},
+                return_dict=True,
+            )
         return {name: value.numpy() for name, value in output.items() if isinstance(value, torch.Tensor)}
 
     def generate(self, feeds: Feeds, new_tokens: int) -> list[int]:
@@ -64,7 +67,9 @@ class TorchReference:
         tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()}
         config = copy.deepcopy(self.model.generation_config)
         unreachable = self.plan.sizes["vocabulary"]  # None would be filled from the model's config again
-        config.update(eos_token_id=unreachable, max_length=None, max_new_tokens=new_tokens, do_sample=False, num_beams=1)
+        config.update(
+            eos_token_id=unreachable, max_length=None, max_new_tokens=new_tokens, do_sample=False, num_beams=1
+        )
         with torch.no_grad():
             sequence = self.model.generate(**tensors, generation_config=config)
         return [int(token) for token in sequence[0, tensors["input_ids"].shape[1] :]]
@@ -80,7 +85,9 @@ class TorchReference:
         if config.suppress_tokens:
             processors.append(transformers.SuppressTokensLogitsProcessor(config.suppress_tokens))
         if config.begin_suppress_tokens:
-            processors.append(transformers.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, len(start)))
+            processors.append(
+                transformers.SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, len(start))
+            )
         ids = torch.tensor([list(start)])
         with torch.no_grad():
             encoded = self.model.get_encoder()(torch.from_numpy(features))
@@ -114,11 +121,19 @@ def _load(checkpoint: Checkpoint) -> transformers.PreTrainedModel:
     cls = model_class(checkpoint.architecture)
     state = {name: _torch_tensor(entry) for name, entry in checkpoint.tensors.items()}
     try:
-        model = cls.from_pretrained(None, config=load_config(checkpoint.root), state_dict=state, dtype=torch.float32, attn_implementation="sdpa")
+        model = cls.from_pretrained(
+            None, config=load_config(checkpoint.root), state_dict=state, dtype=torch.float32, attn_implementation="sdpa"
+        )
     except Exception as error:
-        raise BadInputError("transformers cannot load the checkpoint", where=str(checkpoint.root), got=f"{type(error).__name__}: {error}") from error
+        raise BadInputError(
+            "transformers cannot load the checkpoint",
+            where=str(checkpoint.root),
+            got=f"{type(error).__name__}: {error}",
+        ) from error
     if (checkpoint.root / "generation_config.json").is_file():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(str(checkpoint.root), local_files_only=True)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(
+            str(checkpoint.root), local_files_only=True
+        )
     return model.eval()
 
 
@@ -134,7 +149,9 @@ class TorchRunner:
         """Return the named outputs, as numpy arrays of the model's float dtype."""
         tensors = [self._tensor(feeds[spec.name]) for spec in self._component.inputs]
         with torch.no_grad():
-            values = self._wrapper.eager(dict(zip([spec.name for spec in self._component.inputs], tensors, strict=True)))
+            values = self._wrapper.eager(
+                dict(zip([spec.name for spec in self._component.inputs], tensors, strict=True))
+            )
         named = {spec.name: value.numpy() for spec, value in zip(self._component.outputs, values, strict=True)}
         return named if outputs is None else {name: named[name] for name in outputs}
 

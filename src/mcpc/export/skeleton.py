@@ -44,7 +44,11 @@ def load_config(root: Path) -> transformers.PretrainedConfig:
     try:
         return transformers.AutoConfig.from_pretrained(str(root), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises bare KeyError, ValueError, ... for a bad config
-        raise BadInputError("transformers cannot read the config", where=str(root / "config.json"), got=f"{type(error).__name__}: {_line(error)}") from None
+        raise BadInputError(
+            "transformers cannot read the config",
+            where=str(root / "config.json"),
+            got=f"{type(error).__name__}: {_line(error)}",
+        ) from None
 
 
 def _line(error: BaseException) -> str:
@@ -59,7 +63,9 @@ def model_class(architecture: str) -> type[transformers.PreTrainedModel]:
     """
     found = getattr(transformers, architecture, None)
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        raise UnsupportedError(f"transformers {transformers.__version__} has no {architecture}", where="config.json: architectures")
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} has no {architecture}", where="config.json: architectures"
+        )
     return found
 
 

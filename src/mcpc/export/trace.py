@@ -80,7 +80,9 @@ def trace(
     return Traced(component, graph_model, relations)
 
 
-def _export(wrapper: Wrapper, tensors: tuple[torch.Tensor, ...], shapes: Mapping[str, object], component: PlannedComponent) -> torch.onnx.ONNXProgram:
+def _export(
+    wrapper: Wrapper, tensors: tuple[torch.Tensor, ...], shapes: Mapping[str, object], component: PlannedComponent
+) -> torch.onnx.ONNXProgram:
     with _patched():
         exported = torch.export.export(wrapper, args=tensors, dynamic_shapes=dict(shapes), strict=False)
         apply_fx_node_fixes("onnx", exported.graph_module)
@@ -122,7 +124,9 @@ def _sample(spec: TensorSpec, sizes: Mapping[str, int], fake: FakeTensorMode) ->
 def _dynamic_axes(spec: TensorSpec) -> dict[int, object]:
     """A plain name must stay dynamic; a sum is derived from others, so torch may relate it."""
     dim = torch.export.Dim
-    return {axis: dim.AUTO if "+" in name else dim.DYNAMIC for axis, name in enumerate(spec.shape) if isinstance(name, str)}
+    return {
+        axis: dim.AUTO if "+" in name else dim.DYNAMIC for axis, name in enumerate(spec.shape) if isinstance(name, str)
+    }
 
 
 def _state_names(wrapper: Wrapper) -> dict[str, str]:
@@ -144,12 +148,17 @@ def _rename_initializers(model: ir.Model, names: Mapping[str, str]) -> None:
     for node in model.graph.all_nodes():
         scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
         if scopes:
-            node.metadata_props["pkg.torch.onnx.name_scopes"] = re.sub(rf"'{re.escape(_PREFIX)}", "'", scopes).replace("'model'", "''")
+            node.metadata_props["pkg.torch.onnx.name_scopes"] = re.sub(rf"'{re.escape(_PREFIX)}", "'", scopes).replace(
+                "'model'", "''"
+            )
 
 
 def _name_io(model: ir.Model, component: PlannedComponent) -> None:
     """Check count, rank, dtype and fixed sizes of the graph's inputs and outputs against the plan."""
-    for kind, values, specs in (("input", model.graph.inputs, component.inputs), ("output", model.graph.outputs, component.outputs)):
+    for kind, values, specs in (
+        ("input", model.graph.inputs, component.inputs),
+        ("output", model.graph.outputs, component.outputs),
+    ):
         if len(values) != len(specs):
             raise InternalError(f"the trace has {len(values)} {kind}s, the plan {len(specs)}", where=component.name)
         for value, spec in zip(values, specs, strict=True):
@@ -161,6 +170,3 @@ def _name_io(model: ir.Model, component: PlannedComponent) -> None:
             ):
                 raise UnsupportedError(f"{kind} {spec.name} was traced with another shape than the template says",
                                        where=component.name, expected=str(list(spec.shape)), got=str(shape))  # fmt: skip
-
-
-

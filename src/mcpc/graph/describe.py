@@ -38,7 +38,15 @@ def precision(model: ir.Model) -> manifest.Precision:
 
 def weight_files(model: ir.Model) -> tuple[str, ...]:
     """Return the files that the graph's initializers point into, sorted."""
-    return tuple(sorted({str(v.const_value.location) for v in all_initializers(model) if isinstance(v.const_value, ir.ExternalTensor)}))
+    return tuple(
+        sorted(
+            {
+                str(v.const_value.location)
+                for v in all_initializers(model)
+                if isinstance(v.const_value, ir.ExternalTensor)
+            }
+        )
+    )
 
 
 def functions(model: ir.Model) -> tuple[str, ...]:

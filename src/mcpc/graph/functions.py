@@ -38,7 +38,9 @@ def vision_embed() -> ir.Function:
 
 def attach(model: ir.Model, function: ir.Function) -> tuple[str, ...]:
     """Add a function to the model when a node calls it, mark the calls for plugins; return its qualified name."""
-    calls = [node for node in model.graph.all_nodes() if (node.domain, node.op_type) == (function.domain, function.name)]
+    calls = [
+        node for node in model.graph.all_nodes() if (node.domain, node.op_type) == (function.domain, function.name)
+    ]
     if not calls:
         return ()
     model.functions[function.identifier()] = function

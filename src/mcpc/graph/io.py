@@ -55,7 +55,9 @@ def _check_external(tensor: ir.ExternalTensor, base: Path, path: Path) -> None:
         raise BadInputError("the external data file is missing", where=where, got=str(tensor.location))
     end = (tensor.offset or 0) + (tensor.length or 0)
     if file.stat().st_size < end:
-        raise BadInputError("the external data file is truncated", where=where, expected=f"{end} bytes", got=f"{file.stat().st_size}")
+        raise BadInputError(
+            "the external data file is truncated", where=where, expected=f"{end} bytes", got=f"{file.stat().st_size}"
+        )
 
 
 def all_initializers(model: ir.Model) -> list[ir.Value]:
@@ -82,7 +84,9 @@ def check(path: Path) -> None:
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except onnx.checker.ValidationError as error:
-        raise BadInputError("the ONNX checker refuses the graph", where=str(path), got=str(error).splitlines()[0]) from None
+        raise BadInputError(
+            "the ONNX checker refuses the graph", where=str(path), got=str(error).splitlines()[0]
+        ) from None
 
 
 def raise_opset(model: ir.Model, version: int, path: Path) -> ir.Model:

@@ -39,7 +39,9 @@ class Span:
     transform: str
 
 
-def wanted_dtypes(models: Sequence[ir.Model], source: Mapping[str, str], checkpoint: Checkpoint, dtype: str) -> dict[str, str]:
+def wanted_dtypes(
+    models: Sequence[ir.Model], source: Mapping[str, str], checkpoint: Checkpoint, dtype: str
+) -> dict[str, str]:
     """Return {checkpoint tensor: dtype it is stored in} for every tensor that a graph uses.
 
     Args:
@@ -57,10 +59,16 @@ def wanted_dtypes(models: Sequence[ir.Model], source: Mapping[str, str], checkpo
 
 def unbound_initializers(model: ir.Model) -> list[ir.Value]:
     """Return the initializers that still wait for their bytes."""
-    return [v for v in all_initializers(model) if isinstance(v.const_value, ir.ExternalTensor) and v.const_value.location == UNBOUND]
+    return [
+        v
+        for v in all_initializers(model)
+        if isinstance(v.const_value, ir.ExternalTensor) and v.const_value.location == UNBOUND
+    ]
 
 
-def place_weights(checkpoint: Checkpoint, wanted: Mapping[str, str], writer: PackageWriter, progress: Progress) -> tuple[dict[str, Span], str]:
+def place_weights(
+    checkpoint: Checkpoint, wanted: Mapping[str, str], writer: PackageWriter, progress: Progress
+) -> tuple[dict[str, Span], str]:
     """Copy or rewrite the tensor files into the package.
 
     Returns:
@@ -83,9 +91,15 @@ def place_weights(checkpoint: Checkpoint, wanted: Mapping[str, str], writer: Pac
             writer.copy(checkpoint.root / name, relative)
             hashes[name] = sha256_of_file(writer.root / relative)
             writer.remember(relative, hashes[name])
-            spans |= {entry.name: Span(relative, entry.offset, entry.length, entry.dtype, "none") for entry in entries if entry.name in wanted}
+            spans |= {
+                entry.name: Span(relative, entry.offset, entry.length, entry.dtype, "none")
+                for entry in entries
+                if entry.name in wanted
+            }
         else:
-            spans |= _rewrite([entry for entry in entries if entry.name in wanted], wanted, writer.path(relative), relative)
+            spans |= _rewrite(
+                [entry for entry in entries if entry.name in wanted], wanted, writer.path(relative), relative
+            )
     progress.advance(len(checkpoint.files), len(checkpoint.files))
     return spans, checkpoint.digest(hashes)
 
@@ -96,9 +110,16 @@ def _rewrite(entries: list[Entry], wanted: Mapping[str, str], path: Path, relati
     with path.open("wb") as file:
         offsets = write_stream(file, plans, (_cast(entry, wanted[entry.name], problems) for entry in entries))
     if problems:
-        raise BadInputError(f"values do not fit the dtype: {problems[0]}", where=relative, problems=problems, hint="use --dtype bfloat16 or float32")
+        raise BadInputError(
+            f"values do not fit the dtype: {problems[0]}",
+            where=relative,
+            problems=problems,
+            hint="use --dtype bfloat16 or float32",
+        )
     return {
-        entry.name: Span(relative, *offsets[entry.name], wanted[entry.name], "none" if entry.dtype == wanted[entry.name] else "cast")
+        entry.name: Span(
+            relative, *offsets[entry.name], wanted[entry.name], "none" if entry.dtype == wanted[entry.name] else "cast"
+        )
         for entry in entries
     }
 
@@ -112,7 +133,11 @@ def _cast(entry: Entry, dtype: str, problems: list[Problem]) -> Iterator[Array]:
         piece = flat[start : start + _PIECE_ELEMENTS]
         with np.errstate(over="ignore"):
             cast = piece.astype(target)
-        lost += int(np.count_nonzero(np.isfinite(piece) & ~np.isfinite(cast))) if target.itemsize < piece.dtype.itemsize or target == np.float16 else 0
+        lost += (
+            int(np.count_nonzero(np.isfinite(piece) & ~np.isfinite(cast)))
+            if target.itemsize < piece.dtype.itemsize or target == np.float16
+            else 0
+        )
         yield cast
     if lost:
         problems.append(Problem(f"{lost} values are outside the {dtype} range", entry.name))
@@ -129,7 +154,9 @@ def bind(model: ir.Model, source: Mapping[str, str], spans: Mapping[str, Span], 
         assert value.name is not None and value.dtype is not None and value.shape is not None
         span = spans[source[value.name]]
         stored = dtype_of(span.dtype)
-        tensor = ir.ExternalTensor(span.file, span.offset, span.length, stored, shape=value.shape, name=value.name, base_dir=str(base))
+        tensor = ir.ExternalTensor(
+            span.file, span.offset, span.length, stored, shape=value.shape, name=value.name, base_dir=str(base)
+        )
         if stored == value.dtype:
             value.const_value = tensor
         else:
@@ -137,7 +164,9 @@ def bind(model: ir.Model, source: Mapping[str, str], spans: Mapping[str, Span], 
     for value in all_initializers(model):
         constant = value.const_value
         if constant is not None and not isinstance(constant, ir.ExternalTensor):
-            value.const_value = ir.Tensor(np.array(constant.numpy()), dtype=constant.dtype, shape=constant.shape, name=value.name)
+            value.const_value = ir.Tensor(
+                np.array(constant.numpy()), dtype=constant.dtype, shape=constant.shape, name=value.name
+            )
 
 
 def _insert_cast(graph: ir.Graph, value: ir.Value, tensor: ir.ExternalTensor) -> None:

@@ -33,13 +33,21 @@ class Package:
         """
         manifest_path = root / MANIFEST
         if not manifest_path.is_file():
-            raise BadInputError("not a package: manifest.json is missing", where=str(root), hint="mcpc convert CHECKPOINT -o DIR makes one")
+            raise BadInputError(
+                "not a package: manifest.json is missing",
+                where=str(root),
+                hint="mcpc convert CHECKPOINT -o DIR makes one",
+            )
         manifest = _parse(manifest_path)
         integrity = _read_integrity(root / INTEGRITY)
         package = cls(root, manifest, integrity)
         package.check_files(check_bytes)
         if manifest.verification.checked == "none" and not allow_unverified:
-            raise UsageError("the package is unverified", where=str(root), hint="pass --allow-unverified, or convert it again without --verify none")
+            raise UsageError(
+                "the package is unverified",
+                where=str(root),
+                hint="pass --allow-unverified, or convert it again without --verify none",
+            )
         return package
 
     @property

@@ -21,7 +21,9 @@ def check_output(output: Path, force: bool) -> None:
     if output.is_symlink() or (output.exists() and not output.is_dir()):
         raise UsageError("the output exists and is not a folder", where=str(output), hint="choose another -o")
     if output.is_dir() and any(output.iterdir()) and not force:
-        raise UsageError("the output folder exists and is not empty", where=str(output), hint="choose another -o, or pass --force")
+        raise UsageError(
+            "the output folder exists and is not empty", where=str(output), hint="choose another -o, or pass --force"
+        )
 
 
 @contextlib.contextmanager

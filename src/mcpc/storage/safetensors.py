@@ -69,10 +69,17 @@ def read_header(path: Path) -> dict[str, Entry]:
         if start == _LFS_PREFIX[:8] and (start + file.read(len(_LFS_PREFIX) - 8)) == _LFS_PREFIX:
             raise BadInputError("this is a Git LFS pointer, not a tensor file", where=str(path), hint="git lfs pull")
         if len(start) < 8:
-            raise BadInputError("truncated tensor file", where=str(path), expected="at least 8 bytes", got=f"{size} bytes")
+            raise BadInputError(
+                "truncated tensor file", where=str(path), expected="at least 8 bytes", got=f"{size} bytes"
+            )
         (length,) = struct.unpack("<Q", start)
         if length > min(size - 8, _MAX_HEADER_BYTES):
-            raise BadInputError("truncated tensor file", where=str(path), expected=f"a header of {length} bytes", got=f"{size} bytes in all")
+            raise BadInputError(
+                "truncated tensor file",
+                where=str(path),
+                expected=f"a header of {length} bytes",
+                got=f"{size} bytes in all",
+            )
         raw = file.read(length)
     try:
         header = json.loads(raw, object_pairs_hook=_unique)
@@ -125,7 +132,9 @@ class Plan:
     shape: tuple[int, ...]
 
 
-def write_stream(file: BinaryIO, plans: Sequence[Plan], arrays: Iterable[Array | Iterator[Array]]) -> dict[str, tuple[int, int]]:
+def write_stream(
+    file: BinaryIO, plans: Sequence[Plan], arrays: Iterable[Array | Iterator[Array]]
+) -> dict[str, tuple[int, int]]:
     """Write a safetensors file, one array in memory at a time, or one piece of it when it comes as an iterator.
 
     4-bit tensors are written as packed `U8` of their byte count, low nibble first; the caller passes packed uint8.

@@ -62,7 +62,9 @@ def select(checkpoint: Checkpoint, templates: Sequence[Template]) -> Template:
         UnsupportedError: None fits; the reasons and the nearest family are given.
     """
     if not checkpoint.architecture:
-        raise BadInputError("config.json names no architecture", where=str(checkpoint.root), expected='"architectures": ["..."]')
+        raise BadInputError(
+            "config.json names no architecture", where=str(checkpoint.root), expected='"architectures": ["..."]'
+        )
     results = [match(template, checkpoint) for template in templates]
     fitting = [result.template for result in results if result.matches]
     if fitting:

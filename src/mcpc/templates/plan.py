@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mcpc.config.template import Cache, Call, ComponentPlan, TensorPlan, Template
+from mcpc.config.template import Cache, Call, ComponentPlan, Template, TensorPlan
 from mcpc.core.tensors import Dimension, TensorSpec
 from mcpc.errors import BadInputError
 from mcpc.templates.match import lookup
@@ -81,10 +81,20 @@ def evaluate(expression: str, config: Mapping[str, Any], what: str, allow_zero: 
     for operator, term in zip(parts[1::2], parts[2::2], strict=True):
         operand = _term(term, config, what)
         if operator == "/" and (operand == 0 or value % operand):
-            raise BadInputError(f"the config does not divide: {expression}", where="config.json", expected="an integer", got=f"{value} / {operand}")
+            raise BadInputError(
+                f"the config does not divide: {expression}",
+                where="config.json",
+                expected="an integer",
+                got=f"{value} / {operand}",
+            )
         value = value * operand if operator == "*" else value // operand
     if value < (0 if allow_zero else 1):
-        raise BadInputError(f"the config gives no usable {what}", where=f"config.json: {expression}", expected="a positive integer", got=str(value))
+        raise BadInputError(
+            f"the config gives no usable {what}",
+            where=f"config.json: {expression}",
+            expected="a positive integer",
+            got=str(value),
+        )
     return value
 
 
@@ -96,7 +106,9 @@ def _term(text: str, config: Mapping[str, Any], what: str) -> int:
         return int(found["number"])
     value = lookup(config, found["path"])
     if not isinstance(value, int) or isinstance(value, bool):
-        raise BadInputError(f"the config lacks {what}", where=f"config.json: {found['path']}", expected="an integer", got=repr(value))
+        raise BadInputError(
+            f"the config lacks {what}", where=f"config.json: {found['path']}", expected="an integer", got=repr(value)
+        )
     return value
 
 
@@ -113,7 +125,12 @@ class _Resolver:
             return self.sizes[dim]
         if all(part in self.dynamic for part in dim.split("+")):
             return dim
-        raise BadInputError("the template names an unknown dimension", where="template", got=dim, expected=", ".join([*self.sizes, *self.dynamic]))
+        raise BadInputError(
+            "the template names an unknown dimension",
+            where="template",
+            got=dim,
+            expected=", ".join([*self.sizes, *self.dynamic]),
+        )
 
     def spec(self, name: str, plan: TensorPlan) -> TensorSpec:
         dtype = self.float_dtype if plan.dtype == "float" else plan.dtype
@@ -121,10 +138,16 @@ class _Resolver:
 
     def cache(self, cache: Cache) -> CachePlan:
         cross = None if cache.cross is None else tuple(self.dimension(dim) for dim in cache.cross)
-        return CachePlan(self.sizes[cache.layers], cache.layout, tuple(self.dimension(dim) for dim in cache.layout), cross)
+        return CachePlan(
+            self.sizes[cache.layers], cache.layout, tuple(self.dimension(dim) for dim in cache.layout), cross
+        )
 
     def cache_specs(self, prefix: str, layers: int, shape: tuple[Dimension, ...]) -> list[TensorSpec]:
-        return [TensorSpec(f"{prefix}.{layer}.{part}", self.float_dtype, shape) for layer in range(layers) for part in ("key", "value")]
+        return [
+            TensorSpec(f"{prefix}.{layer}.{part}", self.float_dtype, shape)
+            for layer in range(layers)
+            for part in ("key", "value")
+        ]
 
     def component(self, name: str, plan: ComponentPlan) -> PlannedComponent:
         inputs = [self.spec(key, value) for key, value in plan.inputs.items()]
@@ -138,4 +161,6 @@ class _Resolver:
             if cache.cross_shape is not None:
                 inputs += self.cache_specs("cross", cache.layers, cache.cross_shape)
             outputs += self.cache_specs("present", cache.layers, present)
-        return PlannedComponent(name, plan.role, plan.modality, plan.call, tuple(inputs), tuple(outputs), cache, plan.contract)
+        return PlannedComponent(
+            name, plan.role, plan.modality, plan.call, tuple(inputs), tuple(outputs), cache, plan.contract
+        )

@@ -84,7 +84,9 @@ class Cases:
         """Return seeded token ids that are no placeholder."""
         vocabulary = self._vocabulary()
         ids = self.random.integers(0, vocabulary, (batch, sequence), dtype=np.int64)
-        taken = {item.token_id for item in self.manifest.binding.placeholders.values()} if self.manifest.binding else set()
+        taken = (
+            {item.token_id for item in self.manifest.binding.placeholders.values()} if self.manifest.binding else set()
+        )
         for token in taken:
             ids[ids == token] = (token + 1) % vocabulary
         return ids
@@ -111,7 +113,9 @@ class Cases:
             yield from self._one_request(f"seeded batch={batch} images={images}", ids, mask, pixels)
         for sample in samples:
             feeds = sample.feeds
-            yield from self._one_request(sample.label, feeds["input_ids"], feeds["attention_mask"], feeds.get("pixel_values"))
+            yield from self._one_request(
+                sample.label, feeds["input_ids"], feeds["attention_mask"], feeds.get("pixel_values")
+            )
 
     def _placeholder(self) -> int:
         assert self.manifest.binding is not None
@@ -155,9 +159,13 @@ class Cases:
             ids = self._ids(texts, sequence)
             if end:
                 ids[:, -1] = end[-1]
-            yield from self._one_match(f"seeded images={images} texts={texts} sequence={sequence}", pixels, ids, np.ones_like(ids))
+            yield from self._one_match(
+                f"seeded images={images} texts={texts} sequence={sequence}", pixels, ids, np.ones_like(ids)
+            )
         for sample in samples:
-            yield from self._one_match(sample.label, sample.feeds["pixel_values"], sample.feeds["input_ids"], sample.feeds["attention_mask"])
+            yield from self._one_match(
+                sample.label, sample.feeds["pixel_values"], sample.feeds["input_ids"], sample.feeds["attention_mask"]
+            )
 
     def _one_match(self, label: str, pixels: Array, ids: Array, mask: Array) -> Iterator[Case]:
         text = {"input_ids": ids, "attention_mask": mask}
@@ -171,7 +179,9 @@ class Cases:
 
     def _speech(self, samples: tuple[Sample, ...]) -> Iterator[Case]:
         for batch, length in ((1, 4), (3, 6), (4, 1)):
-            yield from self._one_clip(f"seeded batch={batch}", self._voices(batch, samples[0].feeds["input_features"]), length)
+            yield from self._one_clip(
+                f"seeded batch={batch}", self._voices(batch, samples[0].feeds["input_features"]), length
+            )
         for sample in samples:
             yield from self._one_clip(sample.label, sample.feeds["input_features"], 4)
 

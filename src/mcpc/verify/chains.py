@@ -23,9 +23,14 @@ class PackageChain:
         feeds = sample.feeds
         if self._manifest.kind == "dual-encoder":
             model = DualEncoder(self._manifest, self._runners)
-            return model.scores(model.encode_images(feeds["pixel_values"]), model.encode_texts(feeds["input_ids"], feeds["attention_mask"]))
+            return model.scores(
+                model.encode_images(feeds["pixel_values"]),
+                model.encode_texts(feeds["input_ids"], feeds["attention_mask"]),
+            )
         if self._manifest.kind == "vision-language":
-            return VisionLanguage(self._manifest, self._runners).prefill(feeds["input_ids"], feeds.get("pixel_values"))[1]
+            return VisionLanguage(self._manifest, self._runners).prefill(feeds["input_ids"], feeds.get("pixel_values"))[
+                1
+            ]
         speech = SpeechSeq2Seq(self._manifest, self._runners)
         return speech.prefill(speech.encode(feeds["input_features"]), self._start())[1]
 

@@ -87,7 +87,10 @@ def compare(actual: Array, expected: Array) -> Difference:
         raise VerificationError("the reference output is constant: it cannot show a fault", got=f"all {b.flat[0]:g}")
     max_abs = float(np.abs(a - b).max())
     scale = float(np.abs(b).max())
-    a2, b2 = np.atleast_2d(a).reshape(-1, a.shape[-1] if a.ndim else 1), np.atleast_2d(b).reshape(-1, b.shape[-1] if b.ndim else 1)
+    a2, b2 = (
+        np.atleast_2d(a).reshape(-1, a.shape[-1] if a.ndim else 1),
+        np.atleast_2d(b).reshape(-1, b.shape[-1] if b.ndim else 1),
+    )
     per_channel = _channel_cosines(a2, b2)
     kept = _without_outliers(b2)
     return Difference(

@@ -66,7 +66,9 @@ class Arbitration:
 
     def acceptable(self, gate: Gate) -> bool:
         """Return True when the candidate is not further from float64 than rounding explains."""
-        return gate.max_abs is not None and self.distance <= max(gate.max_abs, ROUNDING_FACTOR * self.reference_rounding)
+        return gate.max_abs is not None and self.distance <= max(
+            gate.max_abs, ROUNDING_FACTOR * self.reference_rounding
+        )
 
 
 @dataclass
@@ -187,7 +189,9 @@ def verify(
         against: What the reference is, for the record.
         progress: Shows the cases.
     """
-    results = {component.name: ComponentResult(component.name, gates[component.name]) for component in manifest.components}
+    results = {
+        component.name: ComponentResult(component.name, gates[component.name]) for component in manifest.components
+    }
     for number, case in enumerate(Cases(manifest, reference).all(tuple(samples))):
         progress.advance(number, 0, f"{case.component}: {case.label}")
         _judge(case, candidate, reference, exact, results[case.component])
@@ -201,7 +205,9 @@ def _loosest(gates: Iterable[Gate]) -> Gate:
     return Gate(cosine=min(cosines)) if cosines else max(gates, key=lambda gate: gate.max_abs or 0.0)
 
 
-def _judge(case: Case, candidate: RunnerFactory, reference: RunnerFactory, exact: RunnerFactory | None, result: ComponentResult) -> None:
+def _judge(
+    case: Case, candidate: RunnerFactory, reference: RunnerFactory, exact: RunnerFactory | None, result: ComponentResult
+) -> None:
     expected = reference(case.component).run(case.feeds)
     actual = candidate(case.component).run(case.feeds)
     truth: dict[str, Array] | None = None
@@ -225,7 +231,9 @@ def _judge(case: Case, candidate: RunnerFactory, reference: RunnerFactory, exact
         result.failures += [f"{name} ({case.label}): {reason}" for reason in reasons]
 
 
-def _judge_chain(manifest: Manifest, chains: tuple[Chain, Chain], samples: Sequence[Sample], gate: Gate, progress: Progress) -> ChainResult:
+def _judge_chain(
+    manifest: Manifest, chains: tuple[Chain, Chain], samples: Sequence[Sample], gate: Gate, progress: Progress
+) -> ChainResult:
     result = ChainResult(gate)
     actual, expected = chains
     for sample in samples:
@@ -244,7 +252,9 @@ def _judge_chain(manifest: Manifest, chains: tuple[Chain, Chain], samples: Seque
             result.cross_modal = _worst(figures, result.cross_modal)
             result.failures += [f"{reason} ({sample.label})" for reason in figures.failures()]
         else:
-            _judge_greedy(result, actual.greedy(sample, GREEDY_TOKENS), expected.greedy(sample, GREEDY_TOKENS), sample, gate)
+            _judge_greedy(
+                result, actual.greedy(sample, GREEDY_TOKENS), expected.greedy(sample, GREEDY_TOKENS), sample, gate
+            )
     return result
 
 

@@ -90,7 +90,9 @@ def build_manifest(facts: Facts, contracts: Mapping[str, str]) -> manifest.Manif
             architecture=checkpoint.architecture,
             model_type=str(checkpoint.config.get("model_type", "")),
             template=plan.template.id,
-            source=manifest.Source(identity=checkpoint.identity, digest=facts.source_digest, files=checkpoint.files, dtype=checkpoint.dtype),
+            source=manifest.Source(
+                identity=checkpoint.identity, digest=facts.source_digest, files=checkpoint.files, dtype=checkpoint.dtype
+            ),
         ),
         vision_encoder_ref=contracts.get("vision_encoder"),
         opset=describe.opsets(item.model for item in facts.components),
@@ -101,16 +103,26 @@ def build_manifest(facts: Facts, contracts: Mapping[str, str]) -> manifest.Manif
         generation=_generation(facts),
         kv_cache=_kv_cache(facts),
         unused=tuple(manifest.Unused(name=name, why=why) for name, why in sorted(facts.unused.items())),
-        lineage=manifest.Lineage(parent=None, steps=(manifest.Step(command="convert", template=plan.template.id, options=dict(facts.options)),)),
+        lineage=manifest.Lineage(
+            parent=None,
+            steps=(manifest.Step(command="convert", template=plan.template.id, options=dict(facts.options)),),
+        ),
         schema_hash=schema_hash(components, modalities, edges),
         verification=manifest.VerificationRef.model_validate({"checked": facts.checked}),
     )
 
 
-def schema_hash(components: Sequence[manifest.Component], modalities: Mapping[str, manifest.Modality], edges: Sequence[tuple[str, str]]) -> str:
+def schema_hash(
+    components: Sequence[manifest.Component],
+    modalities: Mapping[str, manifest.Modality],
+    edges: Sequence[tuple[str, str]],
+) -> str:
     """Return the hash of everything a service binds to: components' inputs and outputs, edges, modality inputs."""
     value = {
-        "components": [[c.name, c.role, [t.model_dump() for t in c.inputs], [t.model_dump() for t in c.outputs]] for c in components],
+        "components": [
+            [c.name, c.role, [t.model_dump() for t in c.inputs], [t.model_dump() for t in c.outputs]]
+            for c in components
+        ],
         "edges": [list(edge) for edge in edges],
         "modalities": {name: item.model_dump(mode="json") for name, item in modalities.items()},
     }
@@ -133,7 +145,10 @@ def _component(item: BoundComponent, facts: Facts, contracts: Mapping[str, str])
             "precision": describe.precision(model),
             "weights": describe.weight_files(model),
             "initializers": {
-                name: manifest.Initializer(source_name=facts.source[name], transform=facts.spans[facts.source[name]].transform) for name in sorted(names)
+                name: manifest.Initializer(
+                    source_name=facts.source[name], transform=facts.spans[facts.source[name]].transform
+                )
+                for name in sorted(names)
             },
         }
     )
@@ -142,15 +157,32 @@ def _component(item: BoundComponent, facts: Facts, contracts: Mapping[str, str])
 def _modalities(facts: Facts) -> dict[str, manifest.Modality]:
     result = {}
     for name, plan in facts.plan.template.modalities.items():
-        fields: dict[str, Any] = {"inputs": plan.inputs, "mime_types": plan.mime_types, "max_bytes": plan.max_bytes, "max_pixels": plan.max_pixels}
+        fields: dict[str, Any] = {
+            "inputs": plan.inputs,
+            "mime_types": plan.mime_types,
+            "max_bytes": plan.max_bytes,
+            "max_pixels": plan.max_pixels,
+        }
         if name == "text":
-            fields |= {"tokenizer": "processor/tokenizer.json", "vocabulary": facts.embedding_rows, "max_tokens": _max_tokens(facts)}
+            fields |= {
+                "tokenizer": "processor/tokenizer.json",
+                "vocabulary": facts.embedding_rows,
+                "max_tokens": _max_tokens(facts),
+            }
         elif name == "image":
-            fields |= {"preprocess": image_preprocess_from_config(_preprocessor(facts.checkpoint, "image_processor")), "rows_per_item": _rows(facts, name)}
+            fields |= {
+                "preprocess": image_preprocess_from_config(_preprocessor(facts.checkpoint, "image_processor")),
+                "rows_per_item": _rows(facts, name),
+            }
         elif name == "audio":
             audio = audio_preprocess_from_config(_preprocessor(facts.checkpoint, "feature_extractor"))
             rows = facts.plan.sizes["audio_rows"]
-            fields |= {"preprocess": audio, "max_duration_s": float(audio.chunk_s), "rows_per_item": rows, "ms_per_row": audio.chunk_s * 1000 / rows}
+            fields |= {
+                "preprocess": audio,
+                "max_duration_s": float(audio.chunk_s),
+                "rows_per_item": rows,
+                "ms_per_row": audio.chunk_s * 1000 / rows,
+            }
         result[name] = manifest.Modality(**fields)
     return result
 
@@ -161,7 +193,11 @@ def _preprocessor(checkpoint: Checkpoint, part: str) -> dict[str, Any]:
         nested = (checkpoint.optional_json("processor_config.json") or {}).get(part)
         config = nested if isinstance(nested, dict) else None
     if config is None:
-        raise BadInputError("preprocessor_config.json is missing", where=str(checkpoint.root), hint="copy it from the model's repository into the folder")
+        raise BadInputError(
+            "preprocessor_config.json is missing",
+            where=str(checkpoint.root),
+            hint="copy it from the model's repository into the folder",
+        )
     return config
 
 
@@ -171,7 +207,11 @@ def _rows(facts: Facts, modality: str) -> int | None:
         if item.planned.modality == modality and "feature_rows" in item.relations:
             found = re.fullmatch(r"(\d+)\*images|images\*(\d+)", item.relations["feature_rows"].replace(" ", ""))
             if found is None:
-                raise UnsupportedError("the rows of one image are not a fixed number", where=item.planned.name, got=item.relations["feature_rows"])
+                raise UnsupportedError(
+                    "the rows of one image are not a fixed number",
+                    where=item.planned.name,
+                    got=item.relations["feature_rows"],
+                )
             return int(found[1] or found[2])
     return None
 
@@ -220,7 +260,10 @@ def _generation(facts: Facts) -> manifest.Generation | None:
     if plan is None:
         return None
     text = facts.config.get("text_config") or facts.config
-    given = {**{k: text.get(k) for k in ("eos_token_id", "pad_token_id")}, **(facts.checkpoint.optional_json("generation_config.json") or {})}
+    given = {
+        **{k: text.get(k) for k in ("eos_token_id", "pad_token_id")},
+        **(facts.checkpoint.optional_json("generation_config.json") or {}),
+    }
     eos = given.get("eos_token_id")
     if eos is None:
         raise BadInputError("no end-of-text token", where="generation_config.json", expected="eos_token_id")

@@ -22,7 +22,12 @@ from mcpc.workflows.sides import CheckpointSide, PackageSide, Side
 
 
 def check_against_checkpoint(
-    root: Path, manifest: Manifest, checkpoint: Checkpoint, plan: ExportPlan, samples: Sequence[Path], progress: Progress
+    root: Path,
+    manifest: Manifest,
+    checkpoint: Checkpoint,
+    plan: ExportPlan,
+    samples: Sequence[Path],
+    progress: Progress,
 ) -> Verification:
     """Compare a package folder with PyTorch running its checkpoint in float32.
 
@@ -40,7 +45,9 @@ def check_against_checkpoint(
     return compare_sides(candidate, reference, {}, load_samples(root, manifest, samples), progress)
 
 
-def check_against_parent(root: Path, manifest: Manifest, parent: Package, progress: Progress, samples: Sequence[Path] = ()) -> Verification:
+def check_against_parent(
+    root: Path, manifest: Manifest, parent: Package, progress: Progress, samples: Sequence[Path] = ()
+) -> Verification:
     """Compare a derived package folder with the package it was derived from.
 
     Args:
@@ -54,11 +61,21 @@ def check_against_parent(root: Path, manifest: Manifest, parent: Package, progre
     reference = PackageSide(parent.root, parent.manifest, parent.digest)
     check_same_interface(manifest, parent.manifest)
     candidate = PackageSide(root, manifest)
-    return compare_sides(candidate, reference, {c.name: c for c in parent.manifest.components}, load_samples(root, manifest, samples), progress)
+    return compare_sides(
+        candidate,
+        reference,
+        {c.name: c for c in parent.manifest.components},
+        load_samples(root, manifest, samples),
+        progress,
+    )
 
 
 def compare_sides(
-    candidate: PackageSide, reference: Side, reference_components: dict[str, object], samples: tuple[Sample, ...], progress: Progress
+    candidate: PackageSide,
+    reference: Side,
+    reference_components: dict[str, object],
+    samples: tuple[Sample, ...],
+    progress: Progress,
 ) -> Verification:
     """Run both sides on the same inputs and judge every output; when one fails, find where they part."""
     manifest = candidate.manifest
@@ -66,14 +83,26 @@ def compare_sides(
     for component in manifest.components:
         other = reference_components.get(component.name)
         gates[component.name] = gate_of(component, other) if isinstance(other, type(component)) else gate_of(component)
-    result = verify(manifest, candidate.runners, reference.runners, reference.exact, gates, (candidate.chain, reference.chain), samples, reference.label, progress)
+    result = verify(
+        manifest,
+        candidate.runners,
+        reference.runners,
+        reference.exact,
+        gates,
+        (candidate.chain, reference.chain),
+        samples,
+        reference.label,
+        progress,
+    )
     if not result.passed:
         progress.stage("locating", "the first node where they part")
         result.parting = locate(candidate, reference, result, samples)
     return result
 
 
-def locate(candidate: PackageSide, reference: Side, result: Verification, samples: tuple[Sample, ...]) -> Parting | None:
+def locate(
+    candidate: PackageSide, reference: Side, result: Verification, samples: tuple[Sample, ...]
+) -> Parting | None:
     """Return the first node of the first failed component at which the two sides differ."""
     failed = next((item for item in result.components if item.failures), None)
     if failed is None:
@@ -83,7 +112,9 @@ def locate(candidate: PackageSide, reference: Side, result: Verification, sample
         if case.component != failed.name:
             continue
         expected = reference.module_values(case.component, case.feeds, [place.module for place in places])
-        actual = candidate.values(case.component, case.feeds, [place.value for place in places if place.module in expected])
+        actual = candidate.values(
+            case.component, case.feeds, [place.value for place in places if place.module in expected]
+        )
         found = first_parting(case.component, case.label, places, actual, expected, failed.gate)
         if found is not None:
             return found
@@ -114,7 +145,11 @@ def check_same_interface(manifest: Manifest, other: Manifest) -> None:
             if got != want:
                 problems.append(Problem(f"other {kind}", name, str(want), str(got)))
     if problems:
-        raise BadInputError(f"the two are not the same model: {problems[0]}", problems=problems, hint="compare a package with its own checkpoint or parent")
+        raise BadInputError(
+            f"the two are not the same model: {problems[0]}",
+            problems=problems,
+            hint="compare a package with its own checkpoint or parent",
+        )
 
 
 def require_passed(result: Verification, where: str) -> None:

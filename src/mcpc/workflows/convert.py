@@ -129,7 +129,9 @@ def _export(
     return manifest
 
 
-def _unused(checkpoint: Checkpoint, wanted: Mapping[str, str], plan: ExportPlan, ignored: Sequence[str]) -> dict[str, str]:
+def _unused(
+    checkpoint: Checkpoint, wanted: Mapping[str, str], plan: ExportPlan, ignored: Sequence[str]
+) -> dict[str, str]:
     """Return why each unused tensor is not needed.
 
     Raises:
@@ -162,7 +164,14 @@ def _plan_data(plan: ExportPlan, checkpoint: Checkpoint) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _report(manifest: Manifest, digest: str, writer: PackageWriter, figures: dict[str, Any] | None, stages: dict[str, float], checkpoint: Checkpoint) -> Report:
+def _report(
+    manifest: Manifest,
+    digest: str,
+    writer: PackageWriter,
+    figures: dict[str, Any] | None,
+    stages: dict[str, float],
+    checkpoint: Checkpoint,
+) -> Report:
     total = sum(path.stat().st_size for path in writer.root.rglob("*") if path.is_file())
     return Report(
         "convert",
@@ -170,7 +179,10 @@ def _report(manifest: Manifest, digest: str, writer: PackageWriter, figures: dic
         {
             "digest": digest,
             "template": manifest.model.template,
-            "components": [{"name": c.name, "weights": c.precision.weights, "weight_bytes": c.precision.bytes} for c in manifest.components],
+            "components": [
+                {"name": c.name, "weights": c.precision.weights, "weight_bytes": c.precision.bytes}
+                for c in manifest.components
+            ],
             "package_bytes": total,
             "unused_tensors": len(manifest.unused),
             "notes": list(checkpoint.notes),

@@ -34,7 +34,9 @@ def load_samples(root: Path, manifest: Manifest, paths: Sequence[Path]) -> tuple
     """
     modality = "audio" if manifest.kind == "speech-seq2seq" else "image"
     suffixes = _AUDIO if modality == "audio" else _IMAGES
-    files = list(paths) or sorted(path for path in templates_dir("samples").iterdir() if path.suffix.lower() in suffixes)
+    files = list(paths) or sorted(
+        path for path in templates_dir("samples").iterdir() if path.suffix.lower() in suffixes
+    )
     wrong = [path for path in files if path.suffix.lower() not in suffixes]
     if wrong:
         raise UsageError(f"the package takes {modality} samples", where=str(wrong[0]), expected=", ".join(suffixes))
@@ -44,14 +46,21 @@ def load_samples(root: Path, manifest: Manifest, paths: Sequence[Path]) -> tuple
     if manifest.kind == "dual-encoder":
         ids, mask = text.batch(_TEXTS)
         pixels = load_images(files, manifest.modalities["image"])
-        return (Sample(f"{len(files)} images x {len(_TEXTS)} texts", {"pixel_values": pixels, "input_ids": ids, "attention_mask": mask}),)
+        return (
+            Sample(
+                f"{len(files)} images x {len(_TEXTS)} texts",
+                {"pixel_values": pixels, "input_ids": ids, "attention_mask": mask},
+            ),
+        )
     return tuple(_question(manifest, text, path, _PROMPTS[number % len(_PROMPTS)]) for number, path in enumerate(files))
 
 
 def _question(manifest: Manifest, text: TextProcessor, path: Path, prompt: str) -> Sample:
     ids = np.array([text.prompt_ids(prompt, images=1)], np.int64)
     pixels = load_images([path], manifest.modalities["image"])
-    return Sample(f"{path.name}: {prompt}", {"input_ids": ids, "attention_mask": np.ones_like(ids), "pixel_values": pixels})
+    return Sample(
+        f"{path.name}: {prompt}", {"input_ids": ids, "attention_mask": np.ones_like(ids), "pixel_values": pixels}
+    )
 
 
 def _clip(manifest: Manifest, path: Path) -> Sample:

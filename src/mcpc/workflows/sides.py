@@ -115,5 +115,7 @@ class TorchChain:
         """Return exactly `new_tokens` greedy tokens."""
         if self._manifest.kind == "speech-seq2seq":
             assert self._manifest.generation is not None
-            return self._reference.transcribe(sample.feeds["input_features"], self._manifest.generation.decoder_start_ids, new_tokens)
+            return self._reference.transcribe(
+                sample.feeds["input_features"], self._manifest.generation.decoder_start_ids, new_tokens
+            )
         return self._reference.generate(sample.feeds, new_tokens)

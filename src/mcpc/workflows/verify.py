@@ -38,7 +38,9 @@ def verify(candidate: Path, against: Path, *, samples: Sequence[Path] = (), prog
         side = PackageSide(package.root, package.manifest, package.digest)
         progress.stage("verifying", f"against {against}")
         others = {c.name: c for c in reference.manifest.components} if isinstance(reference, PackageSide) else {}
-        result = compare_sides(side, reference, dict(others), load_samples(package.root, package.manifest, samples), progress)
+        result = compare_sides(
+            side, reference, dict(others), load_samples(package.root, package.manifest, samples), progress
+        )
         require_passed(result, str(candidate))
     return Report("verify", "executed", {"verification": result.figures()})
 
@@ -65,7 +67,9 @@ def _reference(path: Path, manifest: Manifest, progress: Progress) -> Side:
     checkpoint = Checkpoint.open(path)
     template = select(checkpoint, load_templates())
     if template.id != manifest.model.template:
-        raise BadInputError("the two are not the same model", where=str(path), expected=manifest.model.template, got=template.id)
+        raise BadInputError(
+            "the two are not the same model", where=str(path), expected=manifest.model.template, got=template.id
+        )
     progress.stage("loading", f"{path} in PyTorch")
     from mcpc.export.convert import COMPUTE_DTYPE, Exporter
 
