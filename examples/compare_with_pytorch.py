@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -32,33 +33,38 @@ def pixel_values(path: Path) -> torch.Tensor:
     return torch.from_numpy((pixels.transpose(2, 0, 1)[None] - 0.5) / 0.5)
 
 
-def ask_llava(checkpoint: Path, request: dict[str, Any]) -> str:
-    """Return PyTorch's greedy answer, with the bfloat16 weights widened to float32."""
+def ask_llava(checkpoint: Path, requests: list[dict[str, Any]]) -> list[str]:
+    """Return PyTorch's greedy answers, with the bfloat16 weights widened to float32."""
     model = LlavaForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32).eval()
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
-    prompt = f"USER: {'<image>' * IMAGE_TOKENS}\n{request['prompt']} ASSISTANT:"
-    ids = torch.tensor([tokenizer.encode(prompt).ids])
-    pixels = pixel_values(EXAMPLES / "fashion-llava" / request["image"])
-    with torch.no_grad():
-        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels,
-                             max_new_tokens=32, do_sample=False)  # fmt: skip
-    return str(tokenizer.decode(out[0, ids.shape[1] :].tolist())).strip()
+    answers = []
+    for request in requests:
+        prompt = f"USER: {'<image>' * IMAGE_TOKENS}\n{request['prompt']} ASSISTANT:"
+        ids = torch.tensor([tokenizer.encode(prompt).ids])
+        pixels = pixel_values(checkpoint / request["image"])
+        with torch.no_grad():
+            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=pixels,
+                                 max_new_tokens=32, do_sample=False)  # fmt: skip
+        answers.append(str(tokenizer.decode(out[0, ids.shape[1] :].tolist())).strip())
+    return answers
 
 
-def ask_clip(checkpoint: Path, request: dict[str, Any]) -> str:
-    """Return the text that PyTorch scores highest."""
+def ask_clip(checkpoint: Path, requests: list[dict[str, Any]]) -> list[str]:
+    """Return the texts that PyTorch scores highest."""
     model = CLIPModel.from_pretrained(checkpoint).eval()
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     tokenizer.enable_padding(pad_id=0, pad_token="<pad>")
-    encoded = tokenizer.encode_batch([f"{text}</s>" for text in request["texts"]])
-    pixels = pixel_values(EXAMPLES / "fashion-clip" / request["image"])
-    with torch.no_grad():
-        out = model(
-            input_ids=torch.tensor([item.ids for item in encoded]),
-            attention_mask=torch.tensor([item.attention_mask for item in encoded]),
-            pixel_values=pixels,
-        )
-    return str(request["texts"][int(out.logits_per_image[0].argmax())])
+    answers = []
+    for request in requests:
+        encoded = tokenizer.encode_batch([f"{text}</s>" for text in request["texts"]])
+        with torch.no_grad():
+            out = model(
+                input_ids=torch.tensor([item.ids for item in encoded]),
+                attention_mask=torch.tensor([item.attention_mask for item in encoded]),
+                pixel_values=pixel_values(checkpoint / request["image"]),
+            )
+        answers.append(str(request["texts"][int(out.logits_per_image[0].argmax())]))
+    return answers
 
 
 ASK = {"fashion-llava": ask_llava, "fashion-clip": ask_clip}
@@ -68,9 +74,13 @@ def megabytes(count: int) -> str:
     return f"{count / 1e6:.2f} MB"
 
 
-def planned_bytes(engine: dict[str, Any], kind: str) -> int:
-    """Return the largest planned figure of an engine over its profiles."""
-    return max(profile["planned"][f"{kind}_bytes"] for profile in engine["profiles"])
+def planned_bytes(engine: dict[str, Any]) -> tuple[int, int, int]:
+    """Return weights, activations and scratch of an engine; the latter two are the largest over its profiles."""
+    memory = engine["memory"]
+    activation, scratch = (
+        max(item[key] for item in memory["profiles"]) for key in ("activation_bytes", "scratch_bytes")
+    )
+    return memory["weights_bytes"], activation, scratch
 
 
 def show_answers(console: Console, name: str, report: dict[str, Any]) -> bool:
@@ -78,9 +88,9 @@ def show_answers(console: Console, name: str, report: dict[str, Any]) -> bool:
     packages = [package["name"] for package in report["packages"]]
     table = Table("asked", "PyTorch", *packages, title=name, title_justify="left")
     agree = True
-    for item in report["answers"]:
-        request = item["request"]
-        reference = ASK[name](EXAMPLES / name, request)
+    requests = [item["request"] for item in report["answers"]]
+    references = ASK[name](EXAMPLES / name, requests)
+    for request, item, reference in zip(requests, report["answers"], references, strict=True):
         said = [item["answers"][package]["text"] for package in packages]
         agree &= said[0] == reference
         question = request.get("prompt") or f"which of {len(request['texts'])} texts"
@@ -97,7 +107,7 @@ def show_sizes(console: Console, report: dict[str, Any]) -> None:
         table.add_row(f"{package['name']} package", megabytes(package["total_bytes"]), "", "", "", package["checked"])
     for folder in report["engines"]:
         for engine in folder["engines"]:
-            memory = [megabytes(planned_bytes(engine, kind)) for kind in ("weights", "activation", "scratch")]
+            memory = map(megabytes, planned_bytes(engine))
             table.add_row(
                 f"{folder['name']}/{engine['file']}", megabytes(engine["file_bytes"]), *memory, engine["checked"]
             )
@@ -107,6 +117,7 @@ def show_sizes(console: Console, report: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+", help="outputs of mcpc compile")
+    transformers.utils.logging.disable_progress_bar()
     console = Console(highlight=False)
     agree = True
     for folder in parser.parse_args().folders:

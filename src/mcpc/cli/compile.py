@@ -55,14 +55,19 @@ def render(console: Console, report: Report) -> None:
 
 
 def _made(data: dict[str, Any]) -> Table:
+    """Return the table of sizes; planned memory is the largest over an engine's profiles."""
     table = Table(box=None, pad_edge=False)
     table.add_column("made", no_wrap=True)
-    for heading in ("size", "planned memory"):
+    for heading in ("size", "weights", "activations", "scratch"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("checked")
-    table.add_row("checkpoint", human_bytes(data["checkpoint"]["bytes"]), "", "")
+    table.add_row("checkpoint", human_bytes(data["checkpoint"]["bytes"]))
     for package in data["packages"]:
-        table.add_row(Text(package["name"]), human_bytes(package["total_bytes"]), "", package["checked"])
-    for engines in data["engines"]:
-        table.add_row(Text(engines["name"]), human_bytes(engines["total_bytes"]), "", engines["index"]["checked"])
+        table.add_row(Text(package["name"]), human_bytes(package["total_bytes"]), "", "", "", package["checked"])
+    for folder in data["engines"]:
+        for engine in folder["engines"]:
+            memory = engine["memory"]
+            planned = [max(item[key] for item in memory["profiles"]) for key in ("activation_bytes", "scratch_bytes")]
+            figures = (engine["file_bytes"], memory["weights_bytes"], *planned)
+            table.add_row(Text(f"{folder['name']}/{engine['file']}"), *map(human_bytes, figures), engine["checked"])
     return table

@@ -107,10 +107,15 @@ def _lineage(tree: Tree, data: Mapping[str, Any]) -> None:
     for step in data["lineage"]["steps"]:
         options = " ".join(f"{key}={value}" for key, value in step["options"].items())
         node = branch(lineage, step["command"], options)
-        leaves(node, (" ".join(f"{key}={value}" for key, value in item.items()) for item in step["passes"]))
+        leaves(node, map(_pass, step["passes"]))
     verification = data["verification"]
     node = branch(tree, "verification", verification["checked"])
     leaves(node, (f"{key}: {value}" for key, value in verification.items() if isinstance(value, str | int | float)))
+
+
+def _pass(item: Mapping[str, Any]) -> str:
+    options = " ".join(f"{key}={value}" for key, value in item.get("options", {}).items() if value not in ([], None))
+    return f"{item.get('pass', '')}@{item.get('version', '')} {options}".strip()
 
 
 def _onnx(tree: Tree, data: Mapping[str, Any]) -> None:
@@ -156,7 +161,9 @@ def _engines(tree: Tree, data: Mapping[str, Any]) -> None:
 def _facts(tree: Tree, facts: Mapping[str, Any]) -> None:
     """Add nested JSON data to a tree; sizes in bytes are shown with a unit."""
     for key, value in facts.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value.keys() == {"name", "dtype", "shape"}:
+            leaves(tree, [tensor_text(value)])
+        elif isinstance(value, dict):
             _facts(branch(tree, key), value)
         elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
             node = branch(tree, key)
