@@ -95,6 +95,8 @@ def _options(accuracy_level: int | None, threads: int, optimize: bool) -> ort.Se
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal only: everything else arrives as an exception
     options.intra_op_num_threads = threads
+    # A package has several sessions; a spinning pool of one would take the cores from the next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if accuracy_level is not None:
         options.add_session_config_entry(_ACCURACY_LEVEL, str(accuracy_level))
     if not optimize:
