@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from mcpc import __version__
+from mcpc.cli.build_engine import build_engine
 from mcpc.cli.compile import compile  # noqa: A004 (the command's name)
 from mcpc.cli.console import reporting_failures
 from mcpc.cli.convert import convert
@@ -32,7 +33,7 @@ app = typer.Typer(
 )
 
 #: The commands in the order of `mcpc --help`.
-COMMANDS: tuple[Callable[..., None], ...] = (convert, quantize, verify, run, inspect, compile)
+COMMANDS: tuple[Callable[..., None], ...] = (convert, quantize, build_engine, verify, run, inspect, compile)
 
 #: Groups of `list` and `show`.
 GROUPS: tuple[typer.Typer, ...] = (templates, recipes, targets)

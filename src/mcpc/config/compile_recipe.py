@@ -55,6 +55,7 @@ class EngineStage(Strict):
         default=None, description="Float dtype of the engines; the target's choice when left out."
     )
     profiles: tuple[str, ...] = Field(default=(), description="As --profile: component.input=min,opt,max.")
+    verify: Literal["lowered", "none"] = "lowered"
 
 
 class Request(Strict):

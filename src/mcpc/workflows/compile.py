@@ -94,6 +94,7 @@ class Stages:
                     target,
                     precision=engine.precision,
                     profiles=engine.profiles,
+                    verify=engine.verify,
                     allow_unverified=self._allow_unverified,
                     progress=progress,
                 )

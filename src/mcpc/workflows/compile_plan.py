@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mcpc.backends.trt.profiles import parse_profile
 from mcpc.checkpoint import Checkpoint
 from mcpc.config.compile_recipe import FLOAT, CompileRecipe, Request
 from mcpc.config.loader import load_yaml
@@ -69,6 +70,8 @@ def validated(path: Path, output: Path | None, force: bool) -> Chain:
         _collect(found, partial(load_recipe, chain.quantize_recipe(stage.recipe), options))
     for target in recipe.engine.targets if recipe.engine else ():
         _collect(found, partial(load_target, target))
+    for text in recipe.engine.profiles if recipe.engine else ():
+        _collect(found, partial(parse_profile, text))
     for number, request in enumerate(recipe.run):
         found += _request_errors(chain, number, request, template)
     found += _missing_extras(recipe)
