@@ -1,0 +1,92 @@
+"""Execute a lowered graph, exactly as the builder gets it, and compare it with the component it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from mcpc.backends.ort import open_model
+from mcpc.backends.trt.lowering import FLOAT16_MAX, mask_values
+from mcpc.core.runner import Runner
+from mcpc.errors import Problem, UnsupportedError, VerificationError
+from mcpc.verify.cases import Case
+from mcpc.verify.compare import Difference, Gate, compare, failures
+
+#: The gates of each engine precision, fixed before anything is compared.
+GATES = {"float32": Gate(max_abs=1e-4), "float16": Gate(cosine=0.999), "bfloat16": Gate(cosine=0.999)}
+#: Values that are executed together when ranges are measured; more would hold every activation at once.
+_VALUES_AT_ONCE = 256
+
+
+def check_executed(component: str, original: Path, lowered: Path, precision: str, cases: Sequence[Case]) -> dict[str, Any]:
+    """Run the original and the lowered graph on the same inputs and compare every output.
+
+    float16 graphs run as float16; ONNX Runtime has no bfloat16 kernels, so those run as their float32 twin with bfloat16
+    weights.
+
+    Returns:
+        Figures for the sidecar.
+
+    Raises:
+        VerificationError: An output misses the gate of the precision; every finding is listed.
+    """
+    gate = GATES[precision]
+    reference = open_model(original)
+    runner, form = _lowered_runner(lowered, precision)
+    worst: Difference | None = None
+    problems = []
+    for case in cases:
+        expected, actual = reference.run(case.feeds), runner.run(case.feeds)
+        for name, value in expected.items():
+            where = f"{component}, output {name}, {case.label}"
+            try:
+                difference = compare(case.masked(name, actual[name]), case.masked(name, value))
+            except VerificationError as error:
+                problems.append(Problem(error.message, where, error.expected, error.got))
+                continue
+            worst = difference if worst is None else worst.worst(difference)
+            problems += [Problem(reason, where) for reason in failures(difference, gate)]
+    if not cases or worst is None:
+        problems.append(Problem("nothing was compared", component))
+    if problems:
+        raise VerificationError(f"the lowered graph differs from its component: {problems[0]}", where=component, problems=problems,
+                                hint="--precision bfloat16 or float32 keeps more range or digits")  # fmt: skip
+    bounds = {name: bound for name, bound in asdict(gate).items() if bound is not None}
+    assert worst is not None  # noqa: S101 (its absence was a problem)
+    return {"cases": [case.label for case in cases], "executed_as": form, "gate": bounds,
+            "worst": {name: float(f"{figure:.6g}") for name, figure in asdict(worst).items()}}  # fmt: skip
+
+
+def _lowered_runner(lowered: Path, precision: str) -> tuple[Runner, str]:
+    """Return a runner of the lowered graph and the form in which it runs."""
+    if precision == "float16":
+        try:
+            return open_model(lowered, twin=False), "float16"
+        except UnsupportedError:
+            return open_model(lowered), "float32 twin with float16 weights: ONNX Runtime lacks a float16 kernel"
+    return open_model(lowered), "float32" if precision == "float32" else f"float32 twin with {precision} weights"
+
+
+def beyond_float16(lowered: Path, model: ir.Model, cases: Sequence[Case]) -> frozenset[str]:
+    """Return the values of a float16 graph that leave its range when nothing is rounded.
+
+    ONNX Runtime computes float16 partly in float32, so an overflow would not show: ranges are measured on the float32
+    twin. What comes of a mask is left out: it is meant to be out of range.
+    """
+    masked = mask_values(model)
+    names = [value.name for node in model.graph for value in node.outputs if value.dtype == ir.DataType.FLOAT16 and value.name]
+    found: set[str] = set()
+    for start in range(0, len(names), _VALUES_AT_ONCE):
+        chunk = names[start : start + _VALUES_AT_ONCE]
+        runner = open_model(lowered, optimize=False, extra_outputs=chunk)
+        for case in cases:
+            for name, array in runner.run(case.feeds, chunk).items():
+                finite = array[array > -FLOAT16_MAX / 2] if name in masked else array
+                if finite.size and not np.abs(finite).max() <= FLOAT16_MAX:
+                    found.add(name)
+    return frozenset(found)
