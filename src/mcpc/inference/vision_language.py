@@ -64,9 +64,12 @@ class VisionLanguage:
         return decoder, decoder.step("inputs_embeds", self.embed(input_ids, features), attention_mask)
 
     def advance(self, decoder: CachedDecoder, tokens: Sequence[int]) -> Array:
-        """Feed one token to each prompt and return the next logits [batch, V]."""
+        """Feed one token to each prompt and return the next logits [batch, V].
+
+        Raises:
+            BadInputError: A token is the image placeholder: without features the graph has no row for it.
+        """
         ids = np.array(tokens, np.int64)[:, None]
-        # An answer may contain the placeholder's id; it is a word there, so nothing may look for its features.
         return decoder.step("inputs_embeds", self.embed(ids))[:, -1]
 
     def greedy(
