@@ -86,7 +86,7 @@ def planned_bytes(engine: dict[str, Any]) -> tuple[int, int, int]:
 def show_answers(console: Console, name: str, report: dict[str, Any]) -> bool:
     """Print one row per request; return True when the float package agrees with PyTorch on all of them."""
     packages = [package["name"] for package in report["packages"]]
-    table = Table("asked", "PyTorch", *packages, title=name, title_justify="left")
+    table = Table("asked", "PyTorch", *packages, title=name, title_justify="left", box=None)
     agree = True
     requests = [item["request"] for item in report["answers"]]
     references = ASK[name](EXAMPLES / name, requests)
@@ -101,7 +101,7 @@ def show_answers(console: Console, name: str, report: dict[str, Any]) -> bool:
 
 def show_sizes(console: Console, report: dict[str, Any]) -> None:
     """Print sizes of the checkpoint, the packages and the engines, and what the engines plan to use."""
-    table = Table("made", "size", "weights", "activations", "scratch", "checked")
+    table = Table("made", "size", "weights", "activations", "scratch", "checked", box=None)
     table.add_row("checkpoint", megabytes(report["checkpoint"]["bytes"]), "", "", "", "")
     for package in report["packages"]:
         table.add_row(f"{package['name']} package", megabytes(package["total_bytes"]), "", "", "", package["checked"])
@@ -109,7 +109,10 @@ def show_sizes(console: Console, report: dict[str, Any]) -> None:
         for engine in folder["engines"]:
             memory = map(megabytes, planned_bytes(engine))
             table.add_row(
-                f"{folder['name']}/{engine['file']}", megabytes(engine["file_bytes"]), *memory, engine["checked"]
+                f"{folder['name'].removeprefix('engines/')} {engine['component']}",
+                megabytes(engine["file_bytes"]),
+                *memory,
+                engine["checked"],
             )
     console.print(table)
 
