@@ -164,8 +164,12 @@ def _tensor_files(root: Path) -> tuple[tuple[str, ...], dict[str, str] | None, t
             Problem("the index names a shard that is missing", name) for name in files if not (root / name).is_file()
         ]
         if missing:
-            raise BadInputError(f"missing shards: {', '.join(p.where for p in missing)}", where=str(root), problems=missing,
-                                hint="download the checkpoint again")  # fmt: skip
+            raise BadInputError(
+                f"missing shards: {', '.join(p.where for p in missing)}",
+                where=str(root),
+                problems=missing,
+                hint="download the checkpoint again",
+            )
         extra = [name for name in present if name not in files]
         notes = (f"ignored, not in the index: {', '.join(extra)}",) if extra else ()
         return files, {str(key): str(value) for key, value in listed.items()}, notes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,7 +18,7 @@ from mcpc.core.progress import Progress
 from mcpc.core.report import Report
 
 
-class Dtype(str, Enum):
+class Dtype(StrEnum):
     """Float dtype of the package's weights."""
 
     keep = "keep"
@@ -26,7 +27,7 @@ class Dtype(str, Enum):
     bfloat16 = "bfloat16"
 
 
-class Verify(str, Enum):
+class Verify(StrEnum):
     """How much is compared with PyTorch."""
 
     full = "full"
@@ -94,12 +95,10 @@ def render(console: Console, report: Report, output: Path) -> None:
         render_verification(console, data["verification"])
 
 
-def render_plan(console: Console, plan: dict[str, object]) -> None:
+def render_plan(console: Console, plan: Mapping[str, Any]) -> None:
     """Print what would be exported."""
     console.print(f"template {plan['template']}, {plan['tensors']} tensors; nothing was written")
-    components = plan["components"]
-    assert isinstance(components, list)
-    for component in components:
+    for component in plan["components"]:
         console.print(f"[bold]{component['name']}[/bold] ({component['role']})")
         for kind in ("inputs", "outputs"):
             for name, dtype, shape in component[kind]:

@@ -22,7 +22,9 @@ class Runner(Protocol):
 class RunnerFactory(Protocol):
     """Opens a runner for a component by name; opening twice may return the same runner."""
 
-    def __call__(self, component: str) -> Runner: ...
+    def __call__(self, component: str) -> Runner:
+        """Return a runner of that component."""
+        ...
 
 
 __all__ = ["Array", "Feeds", "Runner", "RunnerFactory"]

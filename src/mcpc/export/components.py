@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 from transformers import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import CacheLayerMixin
 
 from mcpc.errors import InternalError
 from mcpc.templates.plan import ExportPlan, PlannedComponent
@@ -46,14 +47,28 @@ class Wrapper(torch.nn.Module):
 
     def cache_of(self, tensors: Mapping[str, torch.Tensor], prefix: str) -> DynamicCache:
         """Return a transformers cache filled with `<prefix>.<i>.key|value`."""
-        assert self.component.cache is not None
+        if self.component.cache is None:
+            raise InternalError("a wrapper with a cache needs a component with one", where=self.component.name)
         layers = range(self.component.cache.layers)
         return DynamicCache([(tensors[f"{prefix}.{i}.key"], tensors[f"{prefix}.{i}.value"]) for i in layers])
 
 
 def _flat(cache: DynamicCache) -> Outputs:
     """Return the keys and values of every layer, in order."""
-    return tuple(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
+    tensors: list[torch.Tensor] = []
+    for number, layer in enumerate(cache.layers):
+        if not isinstance(layer, CacheLayerMixin) or layer.keys is None or layer.values is None:
+            raise InternalError("a cache layer holds no keys and values", where=f"layer {number}")
+        tensors += (layer.keys, layer.values)
+    return tuple(tensors)
+
+
+def _tensor_of(module: torch.nn.Module, name: str) -> torch.Tensor:
+    """Return a parameter of a module; not `get_parameter`, because a trace puts plain tensors in their place."""
+    tensor = getattr(module, name)
+    if not isinstance(tensor, torch.Tensor):
+        raise InternalError("the model has another layout than its wrapper expects", where=name, expected="a tensor")
+    return tensor
 
 
 class Features(Wrapper):
@@ -80,10 +95,12 @@ class VisionEmbed(Wrapper):
     def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
         """Return [batch, sequence, hidden] from ids [batch, sequence] and rows [feature_rows, hidden]."""
         ids, features = tensors["input_ids"], tensors["image_features"]
-        table = self.model.get_input_embeddings().weight
+        table = _tensor_of(self.model.get_input_embeddings(), "weight")
         is_image = ids == self.plan.placeholder_ids["image"]
         number = is_image.reshape(-1).to(torch.int64).cumsum(0).reshape(is_image.shape)
-        pos_map = torch.where(is_image, number - 1, -1).to(torch.int32)
+        # A placeholder id that the model itself generated has no row: it is a word like any other.
+        has_row = is_image & (number <= features.shape[0])
+        pos_map = torch.where(has_row, number - 1, -1).to(torch.int32)
         rows = torch.onnx.ops.symbolic(
             "mcpc::VisionEmbed", (ids, table, features, pos_map), {},
             dtype=table.dtype, shape=(*ids.shape, table.shape[1]), version=1,
@@ -122,11 +139,11 @@ class Similarity(Wrapper):
         image, text = tensors["image_embeds"], tensors["text_embeds"]
         image = image / image.pow(2).sum(dim=-1, keepdim=True).pow(0.5)
         text = text / text.pow(2).sum(dim=-1, keepdim=True).pow(0.5)
-        return ((text @ image.t() * self.model.logit_scale.exp()).t(),)
+        return ((text @ image.t() * _tensor_of(self.model, "logit_scale").exp()).t(),)
 
 
 class SpeechEncoder(Wrapper):
-    """Audio encoder, with the cross-attention keys and values of every decoder layer, so that they are computed once."""
+    """Audio encoder, with the cross-attention keys and values of every decoder layer: they are computed once."""
 
     def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
         """Return features [batch, rows, H], then cross keys and values [batch, heads, rows, D]."""
@@ -205,4 +222,4 @@ def _batch_stays_whole(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         for module in shadowed:
-            del module.list  # type: ignore[attr-defined]
+            del module.list

@@ -48,8 +48,11 @@ def map_keys(model: transformers.PreTrainedModel, checkpoint: Checkpoint) -> Key
         else:
             unexpected.append(key)
     if converted:
-        raise UnsupportedError("the checkpoint's layout needs tensor arithmetic that mcpc does not do yet", where=str(checkpoint.root),
-                               problems=[Problem("needs a conversion", key) for key in converted])  # fmt: skip
+        raise UnsupportedError(
+            "the checkpoint's layout needs tensor arithmetic that mcpc does not do yet",
+            where=str(checkpoint.root),
+            problems=[Problem("needs a conversion", key) for key in converted],
+        )
     _fill_tied(model, state, source)
     ignored = [key for key in unexpected if _ignorable(model, key)]
     _refuse(checkpoint, state, source, [key for key in unexpected if key not in ignored])
@@ -98,5 +101,9 @@ def _refuse(
             f"{sum(problem.message.startswith(kind) for problem in problems)} {kind}"
             for kind in ("missing", "unexpected", "wrong shape")
         )
-        raise BadInputError(f"the checkpoint does not fit its config: {counts}", where=str(checkpoint.root), problems=problems,
-                            hint="the config and the weights are from different models, or a file is incomplete")  # fmt: skip
+        raise BadInputError(
+            f"the checkpoint does not fit its config: {counts}",
+            where=str(checkpoint.root),
+            problems=problems,
+            hint="the config and the weights are from different models, or a file is incomplete",
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ import transformers
 from mcpc.checkpoint import Checkpoint
 from mcpc.core.runner import Array, Feeds
 from mcpc.core.tensors import FLOAT_DTYPES
-from mcpc.errors import BadInputError
+from mcpc.errors import BadInputError, InternalError
 from mcpc.export.components import WRAPPERS
 from mcpc.export.skeleton import TORCH_DTYPES, load_config, model_class
 from mcpc.storage.safetensors import Entry
@@ -39,14 +39,14 @@ class TorchReference:
         self.plan = plan
         self.model = _load(checkpoint)
 
-    def component(self, name: str) -> TorchRunner:
+    def component(self, component: str) -> TorchRunner:
         """Return a runner of one component; the runner factory of a package comparison."""
-        planned = next(item for item in self.plan.components if item.name == name)
+        planned = next(item for item in self.plan.components if item.name == component)
         return TorchRunner(self.model, planned, self.plan)
 
-    def exact_component(self, name: str) -> TorchRunner:
+    def exact_component(self, component: str) -> TorchRunner:
         """Return a runner of one component in float64, the judge of rounding."""
-        planned = next(item for item in self.plan.components if item.name == name)
+        planned = next(item for item in self.plan.components if item.name == component)
         return TorchRunner(self._exact, planned, self.plan)
 
     @cached_property
@@ -64,14 +64,17 @@ class TorchReference:
 
     def generate(self, feeds: Feeds, new_tokens: int) -> list[int]:
         """Return exactly `new_tokens` greedy tokens of the model's own `generate`, past the end of text too."""
+        model = self.model
+        if not isinstance(model, transformers.GenerationMixin):
+            raise InternalError("the model cannot generate", where=type(model).__name__)
         tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()}
-        config = copy.deepcopy(self.model.generation_config)
+        config = copy.deepcopy(model.generation_config)
         unreachable = self.plan.sizes["vocabulary"]  # None would be filled from the model's config again
         config.update(
             eos_token_id=unreachable, max_length=None, max_new_tokens=new_tokens, do_sample=False, num_beams=1
         )
         with torch.no_grad():
-            sequence = self.model.generate(**tensors, generation_config=config)
+            sequence = model.generate(**tensors, generation_config=config)
         return [int(token) for token in sequence[0, tensors["input_ids"].shape[1] :]]
 
     def transcribe(self, features: Array, start: Sequence[int], new_tokens: int) -> list[int]:
@@ -93,7 +96,8 @@ class TorchReference:
             encoded = self.model.get_encoder()(torch.from_numpy(features))
             for _ in range(new_tokens):
                 logits = self.model(encoder_outputs=encoded, decoder_input_ids=ids).logits[:, -1]
-                ids = torch.cat([ids, processors(ids, logits).argmax(dim=-1, keepdim=True)], dim=1)
+                scores = processors(cast(torch.LongTensor, ids), logits)
+                ids = torch.cat([ids, scores.argmax(dim=-1, keepdim=True)], dim=1)
         return [int(token) for token in ids[0, len(start) :]]
 
     def watch(self, names: Sequence[str], run: Callable[[], Any]) -> dict[str, Array]:
@@ -121,7 +125,7 @@ def _load(checkpoint: Checkpoint) -> transformers.PreTrainedModel:
     cls = model_class(checkpoint.architecture)
     state = {name: _torch_tensor(entry) for name, entry in checkpoint.tensors.items()}
     try:
-        model = cls.from_pretrained(
+        model: transformers.PreTrainedModel = cls.from_pretrained(
             None, config=load_config(checkpoint.root), state_dict=state, dtype=torch.float32, attn_implementation="sdpa"
         )
     except Exception as error:
@@ -134,7 +138,8 @@ def _load(checkpoint: Checkpoint) -> transformers.PreTrainedModel:
         model.generation_config = transformers.GenerationConfig.from_pretrained(
             str(checkpoint.root), local_files_only=True
         )
-    return model.eval()
+    model.eval()
+    return model
 
 
 class TorchRunner:

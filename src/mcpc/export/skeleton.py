@@ -25,14 +25,15 @@ from transformers import modeling_utils
 
 from mcpc.errors import BadInputError, UnsupportedError
 
-transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", module=r"(torch|onnxscript|copyreg)")
 
-TORCH_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64,
-                "int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool}  # fmt: skip
-DTYPE_NAMES = {value: key for key, value in TORCH_DTYPES.items()}
+TORCH_DTYPES = {
+    "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
 
 
 def load_config(root: Path) -> transformers.PretrainedConfig:
@@ -42,13 +43,16 @@ def load_config(root: Path) -> transformers.PretrainedConfig:
         BadInputError: transformers cannot read it.
     """
     try:
-        return transformers.AutoConfig.from_pretrained(str(root), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises bare KeyError, ValueError, ... for a bad config
+        config: transformers.PretrainedConfig = transformers.AutoConfig.from_pretrained(
+            str(root), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # noqa: BLE001 (transformers raises bare KeyError, ValueError, ... for a bad config)
         raise BadInputError(
             "transformers cannot read the config",
             where=str(root / "config.json"),
             got=f"{type(error).__name__}: {_line(error)}",
         ) from None
+    return config
 
 
 def _line(error: BaseException) -> str:
@@ -79,11 +83,14 @@ def build_skeleton(root: Path, architecture: str, dtype: str) -> transformers.Pr
     cls = model_class(architecture)
     try:
         with _parameters_on_meta(), _no_initialisation():
-            model = cls._from_config(config, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa")
+            model: transformers.PreTrainedModel = cls._from_config(
+                config, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa"
+            )
     except Exception as error:
         raise BadInputError("transformers cannot build the model of this config", where=str(root / "config.json"),
                             got=f"{type(error).__name__}: {_line(error)}") from error  # fmt: skip
-    return model.eval()
+    model.eval()
+    return model
 
 
 @contextlib.contextmanager

@@ -29,7 +29,13 @@ _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 @dataclass(frozen=True)
 class Traced:
-    """A traced component; `relations` says what the graph knows of derived dimensions, as {"feature_rows": "16*images"}."""
+    """A traced component.
+
+    Attributes:
+        component: What was traced.
+        model: Its graph.
+        relations: What the graph knows of derived dimensions, as {"feature_rows": "16*images"}.
+    """
 
     component: PlannedComponent
     model: ir.Model
@@ -37,7 +43,7 @@ class Traced:
 
 
 def trace_sizes(plan: ExportPlan) -> dict[str, int]:
-    """Return a distinct small size, at least 2, for every dynamic dimension: equal sizes would be taken for one symbol."""
+    """Return a small size, at least 2, for every dynamic dimension; all differ, or two would become one symbol."""
     return dict(zip(plan.template.dynamic, _PRIMES, strict=False))
 
 
@@ -67,8 +73,12 @@ def trace(
     try:
         program = _export(wrapper, tensors, shapes, component)
     except Exception as error:  # torch raises many unrelated types
-        raise UnsupportedError(f"cannot trace component {component.name}", where=plan.template.id, got=_first_cause(error),
-                               hint="report the model type and the transformers version") from error  # fmt: skip
+        raise UnsupportedError(
+            f"cannot trace component {component.name}",
+            where=plan.template.id,
+            got=_first_cause(error),
+            hint="report the model type and the transformers version",
+        ) from error
     names = _state_names(wrapper)
     graph_model = program.model
     with hidden_initializers(graph_model, lambda name: names.get(name) in weight_names):
@@ -168,5 +178,9 @@ def _name_io(model: ir.Model, component: PlannedComponent) -> None:
                 isinstance(got, int) != isinstance(want, int) or (isinstance(want, int) and got != want)
                 for got, want in zip(shape, spec.shape, strict=True)
             ):
-                raise UnsupportedError(f"{kind} {spec.name} was traced with another shape than the template says",
-                                       where=component.name, expected=str(list(spec.shape)), got=str(shape))  # fmt: skip
+                raise UnsupportedError(
+                    f"{kind} {spec.name} was traced with another shape than the template says",
+                    where=component.name,
+                    expected=str(list(spec.shape)),
+                    got=str(shape),
+                )

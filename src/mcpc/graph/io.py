@@ -144,7 +144,8 @@ def parse_function(text: str) -> ir.Function:
 
 def strip_metadata(model: ir.Model, name: str) -> None:
     """Drop everything a tracer writes about the machine it ran on; keep `name_scopes` and name the producer."""
-    for graph in (*model.graphs(), *model.functions.values()):
+    graphs: list[ir.Graph | ir.Function] = [*model.graphs(), *model.functions.values()]
+    for graph in graphs:
         graph.metadata_props.clear()
         for node in graph:
             scopes = node.metadata_props.get(NAME_SCOPES)

@@ -19,7 +19,7 @@ class ModuleOutput:
 
 
 def module_outputs(model: ir.Model) -> list[ModuleOutput]:
-    """Return, in execution order, the value at which each innermost module ends (its last call's, when called twice)."""
+    """Return, in execution order, the value at which each innermost module ends; of several calls, the last."""
     last: dict[str, tuple[int, ir.Node]] = {}
     for number, node in enumerate(model.graph):
         module = module_of(node)

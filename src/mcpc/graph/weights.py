@@ -17,7 +17,7 @@ from mcpc.checkpoint import Checkpoint
 from mcpc.core.progress import Progress
 from mcpc.core.runner import Array
 from mcpc.core.tensors import FLOAT_DTYPES
-from mcpc.errors import BadInputError, Problem
+from mcpc.errors import BadInputError, InternalError, Problem
 from mcpc.graph.hide import UNBOUND
 from mcpc.graph.io import all_initializers, dtype_name, dtype_of
 from mcpc.package import PackageWriter
@@ -151,34 +151,38 @@ def bind(model: ir.Model, source: Mapping[str, str], spans: Mapping[str, Span], 
     cast when it loads, a backend that computes in the narrow dtype drops it.
     """
     for value in unbound_initializers(model):
-        assert value.name is not None and value.dtype is not None and value.shape is not None
-        span = spans[source[value.name]]
+        name, dtype, shape = _described(value)
+        span = spans[source[name]]
         stored = dtype_of(span.dtype)
         tensor = ir.ExternalTensor(
-            span.file, span.offset, span.length, stored, shape=value.shape, name=value.name, base_dir=str(base)
+            span.file, span.offset, span.length, stored, shape=shape, name=name, base_dir=str(base)
         )
-        if stored == value.dtype:
+        if stored == dtype:
             value.const_value = tensor
         else:
             _insert_cast(model.graph, value, tensor)
     for value in all_initializers(model):
         constant = value.const_value
         if constant is not None and not isinstance(constant, ir.ExternalTensor):
-            value.const_value = ir.Tensor(
-                np.array(constant.numpy()), dtype=constant.dtype, shape=constant.shape, name=value.name
-            )
+            value.const_value = ir.Tensor(np.array(constant.numpy()), dtype=constant.dtype, name=value.name)
+
+
+def _described(value: ir.Value) -> tuple[str, ir.DataType, ir.Shape]:
+    """Return the name, dtype and shape of an initializer, which every trace gives."""
+    if value.name is None or value.dtype is None or value.shape is None:
+        raise InternalError("an initializer has no name, dtype or shape", where=str(value.name))
+    return value.name, value.dtype, value.shape
 
 
 def _insert_cast(graph: ir.Graph, value: ir.Value, tensor: ir.ExternalTensor) -> None:
     """Replace an initializer by a stored tensor and a Cast to the dtype in which the graph computes."""
-    assert value.name is not None and value.dtype is not None
-    wide = value.dtype
+    name, wide, shape = _described(value)
     users = list(value.uses())
     value.const_value = tensor
     value.dtype = tensor.dtype
-    cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(wide))], name=f"{value.name}.cast")
+    cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(wide))], name=f"{name}.cast")
     output = cast.outputs[0]
-    output.name, output.shape, output.dtype = f"{value.name}.{dtype_name(wide)}", value.shape, wide
+    output.name, output.shape, output.dtype = f"{name}.{dtype_name(wide)}", shape, wide
     for node, index in users:
         node.replace_input_with(index, output)
     graph.insert_before(graph[0], cast)

@@ -1,4 +1,7 @@
-"""Types of `manifest.json`, ONNX-Multimodal 2.1. Unknown keys are refused; `schemas/manifest.json` is made from these."""
+"""Types of `manifest.json`, ONNX-Multimodal 2.1.
+
+Unknown keys are refused; `schemas/manifest.json` is made from these types.
+"""
 
 from __future__ import annotations
 

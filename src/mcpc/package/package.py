@@ -57,9 +57,15 @@ class Package:
 
     @cached_property
     def verification(self) -> dict[str, Any]:
-        """Return `verification.json`."""
-        result = json.loads((self.root / VERIFICATION).read_text(encoding="utf-8"))
-        assert isinstance(result, dict)
+        """Return `verification.json`.
+
+        Raises:
+            BadInputError: It is not a JSON object.
+        """
+        path = self.root / VERIFICATION
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(result, dict):
+            raise BadInputError(f"malformed {VERIFICATION}", where=str(path), expected="a JSON object")
         return result
 
     def component_path(self, name: str) -> Path:

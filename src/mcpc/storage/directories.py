@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -10,6 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mcpc.errors import StorageError, UsageError
+
+_HINTS = {
+    errno.ENOSPC: "free some disk space, or choose another -o",
+    errno.EFBIG: "raise the file size limit (ulimit -f)",
+    errno.EACCES: "check the permissions of the folder",
+    errno.EROFS: "the file system is read-only: choose another -o",
+}
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -55,9 +63,7 @@ def staged_directory(output: Path, force: bool = False) -> Iterator[Path]:
 def storage_error(error: OSError, where: Path) -> StorageError:
     """Return the error of the file system as one line with a hint."""
     place = str(error.filename or where)
-    hint = {28: "free some disk space, or choose another -o", 27: "raise the file size limit (ulimit -f)",
-            13: "check the permissions of the folder", 30: "the file system is read-only: choose another -o"}.get(error.errno or 0, "")  # fmt: skip
-    return StorageError(error.strerror or str(error), where=place, hint=hint)
+    return StorageError(error.strerror or str(error), where=place, hint=_HINTS.get(error.errno or 0, ""))
 
 
 def _sync(folder: Path) -> None:

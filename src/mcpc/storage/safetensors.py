@@ -54,7 +54,8 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
     """Return the numpy dtype of a dtype name."""
     extra = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
              "float8_e5m2": ml_dtypes.float8_e5m2, "int4": ml_dtypes.int4}  # fmt: skip
-    return np.dtype(extra.get(name, name))
+    dtype: np.dtype[np.generic] = np.dtype(extra.get(name, name))
+    return dtype
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -101,16 +102,22 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 def _entries(path: Path, base: int, size: int, header: dict[str, object]) -> dict[str, Entry]:
     entries = []
     for name, value in header.items():
+        where = f"{path}: {name}"
+        if not isinstance(value, dict):
+            raise BadInputError("malformed safetensors entry", where=where, expected="a JSON object", got=repr(value))
         try:
-            assert isinstance(value, dict)
             shape = tuple(int(dim) for dim in value["shape"])
             begin, end = (int(offset) for offset in value["data_offsets"])
             dtype = _NAMES[value["dtype"]]
-        except (AssertionError, KeyError, TypeError, ValueError) as error:
-            raise BadInputError("malformed safetensors entry", where=f"{path}: {name}", got=repr(error)) from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadInputError("malformed safetensors entry", where=where, got=repr(error)) from None
         if min(shape, default=0) < 0 or begin < 0 or end - begin != nbytes(dtype, shape):
-            raise BadInputError("tensor bytes do not match its shape", where=f"{path}: {name}",
-                                expected=f"{nbytes(dtype, shape)} bytes for {dtype}{list(shape)}", got=f"{end - begin}")  # fmt: skip
+            raise BadInputError(
+                "tensor bytes do not match its shape",
+                where=where,
+                expected=f"{nbytes(dtype, shape)} bytes for {dtype}{list(shape)}",
+                got=f"{end - begin}",
+            )
         entries.append(Entry(name, dtype, shape, path, base + begin, end - begin))
     entries.sort(key=lambda entry: (entry.offset, entry.length))
     position = base
@@ -148,8 +155,11 @@ def write_stream(
     for plan in plans:
         size = nbytes(plan.dtype, plan.shape)
         packed = plan.dtype in ("int4", "uint4")
-        header[plan.name] = {"dtype": "U8" if packed else _CODES[plan.dtype],
-                             "shape": [size] if packed else list(plan.shape), "data_offsets": [position, position + size]}  # fmt: skip
+        header[plan.name] = {
+            "dtype": "U8" if packed else _CODES[plan.dtype],
+            "shape": [size] if packed else list(plan.shape),
+            "data_offsets": [position, position + size],
+        }
         spans[plan.name] = (position, size)
         position += size
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
@@ -161,7 +171,7 @@ def write_stream(
         for piece in (array,) if isinstance(array, np.ndarray) else array:
             data = np.ascontiguousarray(piece)
             if data.size:
-                file.write(memoryview(data.reshape(-1).view(np.uint8)))
+                file.write(data.reshape(-1).view(np.uint8).data)
             written += data.nbytes
         if written != spans[plan.name][1]:
             raise ValueError(f"{plan.name}: {written} bytes given, {spans[plan.name][1]} planned")

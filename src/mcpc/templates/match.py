@@ -76,6 +76,7 @@ def select(checkpoint: Checkpoint, templates: Sequence[Template]) -> Template:
     raise UnsupportedError(
         f"no template for architecture {checkpoint.architecture}", where=str(checkpoint.root),
         problems=[Problem(reason, result.template.id) for result in (near or results) for reason in result.reasons],
-        hint=f"the nearest supported family is {nearest.id} ({', '.join(nearest.match.architectures)}); `mcpc templates list` shows all",
+        hint=f"the nearest supported family is {nearest.id} ({', '.join(nearest.match.architectures)}); "
+        "`mcpc templates list` shows all",
         details={"nearest": nearest.id},
     )  # fmt: skip

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mcpc.core.runner import Array, Feeds, RunnerFactory
+from mcpc.errors import BadInputError
+from mcpc.inference.cache import require_cache
 from mcpc.package import Manifest
 
 _SEED = 20260101
@@ -118,7 +120,8 @@ class Cases:
             )
 
     def _placeholder(self) -> int:
-        assert self.manifest.binding is not None
+        if self.manifest.binding is None:
+            raise BadInputError("the package does not say where images go in the text", where="manifest.binding")
         return self.manifest.binding.placeholders["image"].token_id
 
     def _one_request(self, label: str, ids: Array, mask: Array, pixels: Array | None) -> Iterator[Case]:
@@ -136,8 +139,7 @@ class Cases:
 
     def _decoder_cases(self, label: str, first: Feeds, then: Feeds, mask: Array, extra: Feeds) -> Iterator[Case]:
         """Yield prefill (past length 0) and one decode step on the reference's own cache."""
-        cache = self.manifest.kv_cache
-        assert cache is not None
+        cache = require_cache(self.manifest)
         batch, length = mask.shape
         empty = np.zeros((batch, cache.kv_heads, 0, cache.head_dim), np.float32)
         past = {f"past.{i}.{part}": empty for i in range(cache.layers) for part in ("key", "value")}

@@ -6,6 +6,7 @@ import numpy as np
 
 from mcpc.core.runner import Array, RunnerFactory
 from mcpc.inference import DualEncoder, SpeechSeq2Seq, VisionLanguage
+from mcpc.inference.greedy import require_generation
 from mcpc.package import Manifest
 from mcpc.verify.cases import Sample
 from mcpc.verify.crossmodal import pairwise_cosines
@@ -53,5 +54,4 @@ class PackageChain:
         return [step.token for step in steps]
 
     def _start(self) -> tuple[int, ...]:
-        assert self._manifest.generation is not None
-        return self._manifest.generation.decoder_start_ids
+        return require_generation(self._manifest).decoder_start_ids

@@ -40,8 +40,10 @@ def cross_modal(logits: Array, reference_logits: Array, cosines: Array, referenc
     """Compare two matchings of the same images and texts.
 
     Args:
-        logits, reference_logits: Scaled similarities [images, texts].
-        cosines, reference_cosines: Cosine similarities [images, texts].
+        logits: Scaled similarities [images, texts] of the package.
+        reference_logits: The same of the reference.
+        cosines: Cosine similarities [images, texts] of the package.
+        reference_cosines: The same of the reference.
     """
     rows = max(_kl(reference_logits, logits), _kl(reference_logits.T, logits.T))
     return CrossModal(rows, float(np.abs(cosines.astype(np.float64) - reference_cosines).max()))

@@ -14,7 +14,7 @@ from mcpc.checkpoint import Checkpoint
 from mcpc.config.contract import Contract
 from mcpc.config.loader import load_yaml
 from mcpc.core.tensors import nbytes
-from mcpc.errors import BadInputError, UnsupportedError
+from mcpc.errors import BadInputError, InternalError, UnsupportedError
 from mcpc.graph import describe
 from mcpc.graph.weights import Span
 from mcpc.package import PackageWriter, manifest
@@ -230,8 +230,12 @@ def _binding(facts: Facts) -> manifest.Binding | None:
     for modality, token_id in facts.plan.placeholder_ids.items():
         token = tokenizer.id_to_token(token_id)
         if token is None:
-            raise BadInputError("the placeholder id of the config is not in the tokenizer", where="config.json", got=str(token_id),
-                                expected=f"an id below {tokenizer.get_vocab_size()}")  # fmt: skip
+            raise BadInputError(
+                "the placeholder id of the config is not in the tokenizer",
+                where="config.json",
+                expected=f"an id below {tokenizer.get_vocab_size()}",
+                got=str(token_id),
+            )
         placeholders[modality] = manifest.Placeholder(token=token, token_id=token_id)
     suffix = tuple(evaluate(path, facts.config, "suffix token", allow_zero=True) for path in plan.suffix)
     ends_itself = bool(suffix) and tuple(tokenizer.encode("a").ids[-len(suffix) :]) == suffix
@@ -282,8 +286,11 @@ def _decoder_start(facts: Facts, given: Mapping[str, Any]) -> tuple[int, ...]:
     if facts.plan.template.kind != "speech-seq2seq":
         return ()
     if given.get("is_multilingual"):
-        raise UnsupportedError("multilingual speech needs a language choice, which packages do not hold yet", where="generation_config.json: is_multilingual",
-                               hint="convert an English-only checkpoint (is_multilingual: false)")  # fmt: skip
+        raise UnsupportedError(
+            "multilingual speech needs a language choice, which packages do not hold yet",
+            where="generation_config.json: is_multilingual",
+            hint="convert an English-only checkpoint (is_multilingual: false)",
+        )
     start = [given.get("decoder_start_token_id", facts.config.get("decoder_start_token_id"))]
     if not given.get("return_timestamps") and given.get("no_timestamps_token_id") is not None:
         start.append(given["no_timestamps_token_id"])
@@ -299,7 +306,10 @@ def _kv_cache(facts: Facts) -> manifest.KvCache | None:
             continue
         past = next(tensor for tensor in describe.tensors(item.model.graph.inputs) if tensor.name == "past.0.key")
         heads, size = past.shape[1], past.shape[3]
-        assert isinstance(heads, int) and isinstance(size, int)
+        if not isinstance(heads, int) or not isinstance(size, int):
+            raise InternalError(
+                "the cache has no fixed heads and head size", where=past.name, got=str(list(past.shape))
+            )
         return manifest.KvCache(
             layers=cache.layers,
             layout=cache.layout,

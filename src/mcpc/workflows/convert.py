@@ -146,8 +146,12 @@ def _unused(
         else:
             result[name] = why
     if problems:
-        raise BadInputError(f"{len(problems)} tensors would be lost: {problems[0]}", where=str(checkpoint.root), problems=problems,
-                            hint=f"list them under weights.unused of the template {plan.template.id}, or fix the template")  # fmt: skip
+        raise BadInputError(
+            f"{len(problems)} tensors would be lost: {problems[0]}",
+            where=str(checkpoint.root),
+            problems=problems,
+            hint=f"list them under weights.unused of the template {plan.template.id}, or fix the template",
+        )
     return result
 
 

@@ -13,6 +13,7 @@ from mcpc.checkpoint import Checkpoint
 from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.graph import io
 from mcpc.graph.modules import ModuleOutput, module_outputs
+from mcpc.inference.greedy import require_generation
 from mcpc.package import Manifest
 from mcpc.package.manifest import Component
 from mcpc.templates.plan import ExportPlan
@@ -101,8 +102,7 @@ class TorchChain:
         if self._manifest.kind == "dual-encoder":
             return self._reference.forward(feeds)["logits_per_image"]
         if self._manifest.kind == "speech-seq2seq":
-            assert self._manifest.generation is not None
-            start = np.array([self._manifest.generation.decoder_start_ids], np.int64)
+            start = np.array([require_generation(self._manifest).decoder_start_ids], np.int64)
             feeds["decoder_input_ids"] = np.repeat(start, len(feeds["input_features"]), axis=0)
         return self._reference.forward(feeds)["logits"]
 
@@ -114,8 +114,6 @@ class TorchChain:
     def greedy(self, sample: Sample, new_tokens: int) -> list[int]:
         """Return exactly `new_tokens` greedy tokens."""
         if self._manifest.kind == "speech-seq2seq":
-            assert self._manifest.generation is not None
-            return self._reference.transcribe(
-                sample.feeds["input_features"], self._manifest.generation.decoder_start_ids, new_tokens
-            )
+            start = require_generation(self._manifest).decoder_start_ids
+            return self._reference.transcribe(sample.feeds["input_features"], start, new_tokens)
         return self._reference.generate(sample.feeds, new_tokens)
