@@ -82,38 +82,51 @@ def parse_yaml(text: str, kind: type[ModelT], where: str) -> ModelT:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        problems = [_problem(item["loc"], item["msg"], item["input"], item["type"], lines) for item in error.errors()]
+        items = error.errors()
+        inside = {item["loc"][:-depth] for item in items for depth in range(1, len(item["loc"]))}
+        # A list whose items are refused counts as too short as well: that is no second problem.
+        items = [item for item in items if not (item["type"] == "too_short" and item["loc"] in inside)]
+        problems = [_problem(item["loc"], item["msg"], item["input"], item["type"], lines) for item in items]
         raise _refusal(where, problems) from None
 
 
 def _compose(text: str, where: str) -> yaml.Node:
     loader = None
     try:
-        for event in yaml.parse(text, _Loader):
-            if isinstance(event, yaml.AliasEvent):
-                line = event.start_mark.line + 1 if event.start_mark else 1
-                raise BadInputError("aliases are refused", where=f"{where}, line {line}", hint="write the value out")
+        _check_events(text, where)
         loader = _Loader(text)
         root = loader.get_single_node()
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise BadInputError("malformed YAML", where=where, got=_one_line(error)) from None
     finally:
         if loader is not None:
             loader.dispose()
     if not isinstance(root, yaml.MappingNode):
-        raise BadInputError(
-            "the file is empty" if root is None else "the file is no mapping",
-            where=where,
-            expected="`key: value` lines",
-        )
+        message = "the file is empty" if root is None else "the file is no mapping"
+        raise BadInputError(message, where=where, expected="`key: value` lines")
     return root
+
+
+def _check_events(text: str, where: str) -> None:
+    """Refuse aliases and deep nesting before anything is built from the text."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent):
+            raise BadInputError("aliases are refused", where=f"{where}, line {line}", hint="write the value out")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise BadInputError(
+                "malformed YAML: nested too deeply",
+                where=f"{where}, line {line}",
+                expected=f"at most {_MAX_DEPTH} levels",
+            )
 
 
 def _walk(node: yaml.Node, place: Key, lines: dict[Key, int]) -> list[Problem]:
     """Note the line of every key and item in `lines`; return what YAML allows and this reader does not."""
     lines[place] = node.start_mark.line + 1
-    if len(place) > _MAX_DEPTH:
-        return [Problem("nested too deeply", _spell(place, lines), f"at most {_MAX_DEPTH} levels")]
     problems: list[Problem] = []
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):

@@ -16,9 +16,10 @@ from mcpc.config.recipe import LinearInt4Step, Recipe, Step
 from mcpc.core.pipeline import Pipeline
 from mcpc.core.progress import Progress
 from mcpc.errors import BadInputError, Problem, UsageError
+from mcpc.passes.quantize.linear import BLOCKS
 from mcpc.passes.quantize.plan import Decision, make_plan, matches
 from mcpc.passes.quantize.weights import quantized_places, survey
-from mcpc.passes.registry import PASSES
+from mcpc.passes.registry import RECIPE_PASSES
 from mcpc.resources import templates_dir
 
 Made = Mapping[str, tuple[str, str]]
@@ -59,6 +60,9 @@ def load_recipe(name: str, options: Options) -> Recipe:
     has_int4 = any(isinstance(step, LinearInt4Step) for step in recipe.steps)
     if not has_int4 and (options.block is not None or options.keep_int8):
         raise UsageError("the recipe has no INT4 step", where=name, hint="leave --block and --keep-int8 out")
+    if options.block is not None and options.block not in BLOCKS:
+        blocks = ", ".join(str(block) for block in reversed(BLOCKS))
+        raise UsageError("no such block size", where="--block", expected=blocks, got=str(options.block))
     return recipe.model_copy(update={"steps": tuple(_changed(step, options) for step in recipe.steps)})
 
 
@@ -69,9 +73,7 @@ def _changed(step: Step, options: Options) -> Step:
         update["exclude"] = (*exclude, *options.keep_int8)
         if options.block is not None:
             update["block"] = options.block
-    # Validated again, so that a bad block is refused as it is in a file.
-    changed = type(step.options).model_validate(step.options.model_dump() | update)
-    return step.model_copy(update={"options": changed})
+    return step.model_copy(update={"options": step.options.model_copy(update=update)})
 
 
 def refuse_quantized(models: Mapping[str, ir.Model], where: str) -> None:
@@ -104,7 +106,7 @@ def plan_for(
     Raises:
         BadInputError: The order of the steps is wrong, or a pattern of theirs matches no weight.
     """
-    passes = [PASSES[step.pass_id](step.options) for step in recipe.steps]
+    passes = [RECIPE_PASSES[step.pass_id](step.options) for step in recipe.steps]
     Pipeline(passes)
     weights = survey(models, source_names)
     plan = make_plan(weights, passes)
@@ -132,7 +134,7 @@ def rewrite(
 ) -> dict[str, Made]:
     """Carry out the plan, in place; return {component: {new initializer: (weight, transform)}}."""
     pipelines = {
-        component: Pipeline([PASSES[step.pass_id](step.options, plan, component) for step in recipe.steps])
+        component: Pipeline([RECIPE_PASSES[step.pass_id](step.options, plan, component) for step in recipe.steps])
         for component in models
     }
     made: dict[str, Made] = {}

@@ -102,10 +102,11 @@ def _try(blocks: Array, scale: Array) -> tuple[Array, Array, Array]:
     integers = rounded.astype(np.int8)
     np.multiply(rounded, scale[:, None, :], out=rounded)
     np.subtract(rounded, blocks, out=rounded)
-    np.multiply(rounded, rounded, out=rounded)
-    error = rounded[:, 0].copy()
-    for index in range(1, blocks.shape[1]):  # a fixed order of additions: the same choice on every machine
-        error += rounded[:, index]
+    with np.errstate(over="ignore"):  # a block of 1e19 and more keeps the first factor: no error is below infinity
+        np.multiply(rounded, rounded, out=rounded)
+        error = rounded[:, 0].copy()
+        for index in range(1, blocks.shape[1]):  # a fixed order of additions: the same choice on every machine
+            error += rounded[:, index]
     return error, scale, integers
 
 

@@ -3,8 +3,8 @@
 ONNX Runtime makes one MatMulNBits of exactly this form. Traps that the rewrite avoids, seen in its optimized graphs:
 
 - a weight behind a Transpose (INT4) or Gemm(transB) is widened at every run;
-- a rank-2 `MatMul + Add + Relu` becomes FusedGemm and the weight is widened at every run, so such an input gets a
-  leading dimension;
+- a rank-2 `MatMul + Add + Relu` becomes FusedGemm and the weight is widened at every run, and a MatMul right before a
+  Relu or Clip is not fused at all: such an input gets a leading dimension, which the output loses again;
 - two nodes that share one initializer are not fused, so each use has its own initializer, over the same bytes.
 """
 
@@ -150,8 +150,7 @@ def multiply(editor: Editor, node: ir.Node, weight: ir.Value, width: int, column
     if x is None:
         raise InternalError("a MatMul has no left operand", where=str(node.name))
     bias = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
-    added = bias is not None or any(use.node.op_type == "Add" for use in old.uses())
-    lifted = added and (x.shape is None or len(x.shape) < 3)
+    lifted = _is_trapped(old, biased=bias is not None, low_rank=x.shape is None or len(x.shape) < 3)
     if node.op_type == "MatMul" and not lifted and width == columns:
         node.replace_input_with(1, weight)
         return
@@ -173,3 +172,10 @@ def multiply(editor: Editor, node: ir.Node, weight: ir.Value, width: int, column
     if bias is not None:
         result = editor.insert(node, "Add", [result, bias], f"{name}.biased", dtype, old.shape)
     editor.replace(node, result)
+
+
+def _is_trapped(product: ir.Value, biased: bool, low_rank: bool) -> bool:
+    """Return whether ONNX Runtime would fuse a product with what follows instead of with its weight."""
+    followers = {use.node.op_type for use in product.uses()}
+    added = biased or "Add" in followers
+    return (added and low_rank) or (not biased and bool(followers & {"Relu", "Clip"}))

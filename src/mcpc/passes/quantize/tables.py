@@ -57,7 +57,7 @@ class DequantizeTables(Pass[None]):
                 dead = [producer for value in node.inputs if value is not None and (producer := value.producer())]
                 _replace(editor, node, "Gather", inputs, [ir.AttrInt64("axis", 0)], "")
                 for producer in dead:
-                    _remove_chain(producer)
+                    _remove_chain(editor, producer)
                 modified = True
         if modified:
             attach(model, vision_embed())
@@ -102,11 +102,15 @@ def _replace(
     editor.replace(node, editor.insert(node, op, inputs, f"{old.name}.rows", dtype, old.shape, attributes, domain))
 
 
-def _remove_chain(node: ir.Node) -> None:
-    """Remove a node that nothing uses, and the nodes before it that then nothing uses."""
+def _remove_chain(editor: Editor, node: ir.Node) -> None:
+    """Remove a node that nothing uses, and what comes before it that then nothing uses."""
     if any(output.uses() or output.is_graph_output() for output in node.outputs):
         return
-    before = [producer for value in node.inputs if value is not None and (producer := value.producer())]
+    before = [value for value in node.inputs if value is not None]
     graph_of(node).remove(node, safe=True)
-    for producer in before:
-        _remove_chain(producer)
+    for value in before:
+        producer = value.producer()
+        if producer is not None:
+            _remove_chain(editor, producer)
+        elif value.is_initializer():
+            editor.drop_unused(value)
