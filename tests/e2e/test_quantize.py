@@ -91,7 +91,9 @@ def test_every_quantized_matmul_is_fused_and_every_other_weight_is_listed(
         f"{component.name}/{value.name}"
         for component in Package.open(llava_package).manifest.components
         for value in io.all_initializers(io.load(llava_package / component.file))
-        if value.dtype in (ir.DataType.BFLOAT16, ir.DataType.FLOAT) and value.const_value is not None and value.const_value.size > 1
+        if value.dtype in (ir.DataType.BFLOAT16, ir.DataType.FLOAT)
+        and value.const_value is not None
+        and value.const_value.size > 1
     }
     assert floats == set(decided), "no weight is passed over in silence"
 
@@ -127,6 +129,26 @@ def test_the_manifest_is_read_from_the_graphs(made: tuple[Path, Report], recipe:
     }
     assert copied
     assert copied <= Package.open(output).file_bytes().keys()
+
+
+@pytest.mark.slow
+def test_whispers_tied_table_is_stored_once_and_every_head_is_fused(whisper_package: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    report = quantize(whisper_package, output, "int4", verify="none", allow_unverified=True, progress=Silent())
+    forms = {item["weight"]: item["form"] for item in report.data["plan"]["weights"]}
+    assert list(forms.values()).count("int8 per row and column, table and head") == 1
+    tables = [
+        value.const_value
+        for value in io.all_initializers(io.load(output / "decoder.onnx"))
+        if value.dtype == ir.DataType.INT8
+    ]
+    spans = {(tensor.offset, tensor.length) for tensor in tables if isinstance(tensor, ir.ExternalTensor)}
+    assert (len(tables), spans) == (2, {(next(iter(spans))[0], 51864 * 384)})
+    for name in ("encoder", "decoder"):
+        ops = fused_ops(output / f"{name}.onnx", tmp_path)
+        linears = sum(form.startswith("int4") for weight, form in forms.items() if weight.startswith(name))
+        assert ops["MatMulNBits"] == linears + (name == "decoder")
+        assert not ops["DequantizeLinear"]
 
 
 @pytest.mark.slow
