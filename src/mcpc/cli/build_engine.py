@@ -51,9 +51,19 @@ def build_engine(
         from mcpc.workflows.build_engine import build_engine as build
 
         return build(
-            source, output, target, precision=precision, components=component or (), profiles=profile or (), verify=verify,
-            timeout_s=timeout, allow_unverified=allow_unverified, force=force, dry_run=dry_run, progress=progress,
-        )  # fmt: skip
+            source,
+            output,
+            target,
+            precision=precision,
+            components=component or (),
+            profiles=profile or (),
+            verify=verify,
+            timeout_s=timeout,
+            allow_unverified=allow_unverified,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+        )
 
     execute("build-engine", work, render, json_output)
 
@@ -72,11 +82,14 @@ def render(console: Console, report: Report) -> None:
         for index, profile in enumerate(engine["memory"]["profiles"]):
             first = index == 0
             table.add_row(
-                Text(f"{engine['component']}.engine" if first else f"  profile {index}"), engine["precision"] if first else "",
-                human_bytes(engine["engine_bytes"]) if first else "", human_bytes(engine["memory"]["weights_bytes"]) if first else "",
-                human_bytes(profile["activation_bytes"]), human_bytes(profile["scratch_bytes"]),
+                Text(f"{engine['component']}.engine" if first else f"  profile {index}"),
+                engine["precision"] if first else "",
+                human_bytes(engine["engine_bytes"]) if first else "",
+                human_bytes(engine["memory"]["weights_bytes"]) if first else "",
+                human_bytes(profile["activation_bytes"]),
+                human_bytes(profile["scratch_bytes"]),
                 f"{engine['build_s']:.1f} s" if first else "",
-            )  # fmt: skip
+            )
     console.print(table)
     for engine in report.data["engines"]:
         for line in engine["lowering"]["kept_float32"]:
@@ -88,7 +101,8 @@ def render(console: Console, report: Report) -> None:
 def _render_plan(console: Console, plan: list[dict[str, Any]]) -> None:
     for item in plan:
         lowering = item["lowering"]
-        console.print(Text(f"{item['component']}: {item['precision']}, {lowering['casts']} casts, {lowering['float32_nodes']} float32 nodes"))
+        counts = f"{lowering['casts']} casts, {lowering['float32_nodes']} float32 nodes"
+        console.print(Text(f"{item['component']}: {item['precision']}, {counts}"))
         for index, profile in enumerate(item["profiles"]):
             for name, shapes in profile.items():
                 spelled = ", ".join(f"{word} {'x'.join(map(str, shape))}" for word, shape in shapes.items())

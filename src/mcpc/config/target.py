@@ -1,7 +1,7 @@
 """Types of a target: data that says what a chip and its runtime take. Unknown keys are refused.
 
-A target file names the chips and refers to a runtime file, which holds the tables. A backend checks a graph against both
-before anything is built, so that every problem is found at once.
+A target file names the chips and refers to a runtime file, which holds the tables. A backend checks a graph against
+both before anything is built, so that every problem is found at once.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ class Runtime(Strict):
     meta: Meta = Field(alias="__meta__")
     backend: Literal["tensorrt-rtx"]
     opset: OpsetRange
-    default_precision: Mapping[str, Precision] = Field(description="Dtype of the source weights -> dtype of the engine.")
+    default_precision: Mapping[str, Precision] = Field(
+        description="Dtype of the source weights -> dtype of the engine."
+    )
     io_dtypes: tuple[str, ...] = Field(description="Dtypes of graph inputs and outputs.")
     ops: tuple[OpGroup, ...]
     refused: Mapping[str, str] = Field(description="Op -> why the runtime refuses it.")
@@ -106,7 +108,9 @@ class Target(Strict):
     meta: Meta = Field(alias="__meta__")
     description: str
     runtime: Name = Field(description="Name of the runtime file.")
-    compute_capabilities: Annotated[tuple[str, ...], Field(min_length=1)] = Field(description="As the runtime spells them: SM89.")
+    compute_capabilities: Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        description="As the runtime spells them: SM89."
+    )
 
     @property
     def name(self) -> str:
@@ -128,7 +132,9 @@ def load_target(name: str) -> Target:
     """
     names = target_names()
     if name not in names:
-        raise UnsupportedError("unknown target", where=name, expected=", ".join(names), hint="pass one of these to --target")
+        raise UnsupportedError(
+            "unknown target", where=name, expected=", ".join(names), hint="pass one of these to --target"
+        )
     return load_yaml(templates_dir("targets") / f"{name}.yaml", Target)
 
 

@@ -98,24 +98,46 @@ def build_engine(
     opened = open_source(source, components, allow_unverified)
     prepared = _prepare(opened, runtime, precision, options)
     if dry_run:
-        return Report("build-engine", data={"target": sidecar.target_facts(chips), "plan": [_plan(item) for item in prepared]})
+        return Report(
+            "build-engine", data={"target": sidecar.target_facts(chips), "plan": [_plan(item) for item in prepared]}
+        )
     cases = _cases(opened, prepared) if verify == "lowered" or _measures_range(prepared) else {}
     built = []
     with staged_directory(output, force) as staging:
         for item in prepared:
-            built.append(_Engine(item, opened, chips, runtime, cases.get(item.name, []), verify, timeout_s, told).build(staging))
-        index = {"sidecar_version": sidecar.SIDECAR_VERSION, "target": sidecar.target_facts(chips), "source": opened.facts,
-                 "checked": verify, "engines": [{"component": record.component, "file": f"{record.component}.engine",
-                 "sha256": record.engine_sha256, "bytes": record.engine_bytes} for record, _ in built]}  # fmt: skip
+            built.append(
+                _Engine(item, opened, chips, runtime, cases.get(item.name, []), verify, timeout_s, told).build(staging)
+            )
+        index = {
+            "sidecar_version": sidecar.SIDECAR_VERSION,
+            "target": sidecar.target_facts(chips),
+            "source": opened.facts,
+            "checked": verify,
+            "engines": [
+                {
+                    "component": record.component,
+                    "file": f"{record.component}.engine",
+                    "sha256": record.engine_sha256,
+                    "bytes": record.engine_bytes,
+                }
+                for record, _ in built
+            ],
+        }
         (staging / "engines.json").write_text(pretty_json(index), encoding="utf-8")
     engines = [record.to_dict() | run for record, run in built]
-    return Report("build-engine", verify, {"output": str(output), "target": sidecar.target_facts(chips), "engines": engines})
+    return Report(
+        "build-engine", verify, {"output": str(output), "target": sidecar.target_facts(chips), "engines": engines}
+    )
 
 
-def _prepare(source: Source, runtime: Runtime, precision: Precision | None, options: Sequence[ProfileOption]) -> list[Prepared]:
+def _prepare(
+    source: Source, runtime: Runtime, precision: Precision | None, options: Sequence[ProfileOption]
+) -> list[Prepared]:
     """Lower every component and check it; every problem of every component is reported at once."""
     if unknown := sorted({option.component for option in options} - {"", *source.files}):
-        raise UsageError("a --profile names no component that is built", expected=", ".join(source.files), got=", ".join(unknown))
+        raise UsageError(
+            "a --profile names no component that is built", expected=", ".join(source.files), got=", ".join(unknown)
+        )
     sizes = default_sizes(source.manifest, runtime)
     prepared, problems, hints = [], [], []
     for name, path in source.files.items():
@@ -124,7 +146,9 @@ def _prepare(source: Source, runtime: Runtime, precision: Precision | None, opti
         problems += check_graph(model, runtime, name)
         inputs, outputs = _specs(model.graph.inputs), _specs(model.graph.outputs)
         try:
-            profiles = make_profiles(name, inputs, [option for option in options if option.component in ("", name)], sizes)
+            profiles = make_profiles(
+                name, inputs, [option for option in options if option.component in ("", name)], sizes
+            )
         except UnsupportedError as error:
             problems += error.problems
             hints.append(error.hint)
@@ -132,8 +156,12 @@ def _prepare(source: Source, runtime: Runtime, precision: Precision | None, opti
         prepared.append(Prepared(name, path, lowered, inputs, outputs, tuple(profiles)))
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UnsupportedError(f"the target does not take this: {problems[0]}{more}", where=str(source.path), problems=problems,
-                               hint="; ".join(hints))  # fmt: skip
+        raise UnsupportedError(
+            f"the target does not take this: {problems[0]}{more}",
+            where=str(source.path),
+            problems=problems,
+            hint="; ".join(hints),
+        )
     return prepared
 
 
@@ -154,9 +182,14 @@ def _specs(values: Sequence[ir.Value]) -> tuple[TensorSpec, ...]:
 
 
 def _plan(item: Prepared) -> dict[str, Any]:
-    return {"component": item.name, "precision": item.lowered.precision, "lowering": sidecar.lowering_facts(item.lowered),
-            "inputs": sidecar.tensor_facts(item.inputs), "outputs": sidecar.tensor_facts(item.outputs),
-            "profiles": sidecar.profile_facts(item.profiles)}  # fmt: skip
+    return {
+        "component": item.name,
+        "precision": item.lowered.precision,
+        "lowering": sidecar.lowering_facts(item.lowered),
+        "inputs": sidecar.tensor_facts(item.inputs),
+        "outputs": sidecar.tensor_facts(item.outputs),
+        "profiles": sidecar.profile_facts(item.profiles),
+    }
 
 
 def _measures_range(prepared: Sequence[Prepared]) -> bool:
@@ -173,9 +206,16 @@ class _Engine:
     """One component on its way to an engine."""
 
     def __init__(
-        self, item: Prepared, source: Source, target: Target, runtime: Runtime, cases: Sequence[Case], verify: Verify,
-        timeout_s: float, progress: Progress,
-    ) -> None:  # fmt: skip
+        self,
+        item: Prepared,
+        source: Source,
+        target: Target,
+        runtime: Runtime,
+        cases: Sequence[Case],
+        verify: Verify,
+        timeout_s: float,
+        progress: Progress,
+    ) -> None:
         self._item = item
         self._source = source
         self._target = target
@@ -186,7 +226,7 @@ class _Engine:
         self._progress = progress
 
     def build(self, staging: Path) -> tuple[sidecar.EngineRecord, dict[str, Any]]:
-        """Write the engine and its sidecar into the staging folder; return the record, and what differs between runs."""
+        """Write the engine and its sidecar into the staging folder; return the record, and what a rerun may change."""
         name = self._item.name
         work = staging / _WORK
         work.mkdir()
@@ -222,8 +262,12 @@ class _Engine:
             wide |= frozenset(name.removesuffix(".to_float16") for name in found)
             lowered = lower(open_flat(self._item.original), "float16", wide)
             graph = write_lowered(lowered.model, work)
-        raise UnsupportedError("float16 cannot hold the values of this graph", where=self._item.name, got=", ".join(sorted(wide)[:8]),
-                               hint="--precision bfloat16")  # fmt: skip
+        raise UnsupportedError(
+            "float16 cannot hold the values of this graph",
+            where=self._item.name,
+            got=", ".join(sorted(wide)[:8]),
+            hint="--precision bfloat16",
+        )
 
     def _read_back(self, built: Built, model: ir.Model) -> dict[str, Any]:
         """Compare the plan with the graph that was built.
@@ -233,13 +277,22 @@ class _Engine:
         """
         plan = read_plan(built.engine)
         item = self._item
-        problems = check_plan(plan, built.report, model, item.inputs, item.outputs, item.profiles, self._target.compute_capabilities)
+        problems = check_plan(
+            plan, built.report, model, item.inputs, item.outputs, item.profiles, self._target.compute_capabilities
+        )
         if problems:
             located = [Problem(p.message, f"{item.name}, {p.where}".rstrip(", "), p.expected, p.got) for p in problems]
-            raise VerificationError(f"the engine is not what was asked for: {located[0]}", where=item.name, problems=located)
+            raise VerificationError(
+                f"the engine is not what was asked for: {located[0]}", where=item.name, problems=located
+            )
         expected = expected_weights(model)
-        return {"chips": sorted(plan.chips), "constants": [dict(sorted(constants.items())) for constants in plan.constants],
-                "expected": dict(sorted(expected.fewest.items())), "inputs": len(item.inputs), "outputs": len(item.outputs)}  # fmt: skip
+        return {
+            "chips": sorted(plan.chips),
+            "constants": [dict(sorted(constants.items())) for constants in plan.constants],
+            "expected": dict(sorted(expected.fewest.items())),
+            "inputs": len(item.inputs),
+            "outputs": len(item.outputs),
+        }
 
     def _record(self, engine: Path, lowered: Lowered, built: Built, checks: dict[str, Any]) -> sidecar.EngineRecord:
         item = self._item

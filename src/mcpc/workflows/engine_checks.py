@@ -23,11 +23,13 @@ GATES = {"float32": Gate(max_abs=1e-4), "float16": Gate(cosine=0.999), "bfloat16
 _VALUES_AT_ONCE = 256
 
 
-def check_executed(component: str, original: Path, lowered: Path, precision: str, cases: Sequence[Case]) -> dict[str, Any]:
+def check_executed(
+    component: str, original: Path, lowered: Path, precision: str, cases: Sequence[Case]
+) -> dict[str, Any]:
     """Run the original and the lowered graph on the same inputs and compare every output.
 
-    float16 graphs run as float16; ONNX Runtime has no bfloat16 kernels, so those run as their float32 twin with bfloat16
-    weights.
+    float16 graphs run as float16; ONNX Runtime has no bfloat16 kernels, so those run as their float32 twin with
+    bfloat16 weights.
 
     Returns:
         Figures for the sidecar.
@@ -54,12 +56,20 @@ def check_executed(component: str, original: Path, lowered: Path, precision: str
     if not cases or worst is None:
         problems.append(Problem("nothing was compared", component))
     if problems:
-        raise VerificationError(f"the lowered graph differs from its component: {problems[0]}", where=component, problems=problems,
-                                hint="--precision bfloat16 or float32 keeps more range or digits")  # fmt: skip
+        raise VerificationError(
+            f"the lowered graph differs from its component: {problems[0]}",
+            where=component,
+            problems=problems,
+            hint="--precision bfloat16 or float32 keeps more range or digits",
+        )
     bounds = {name: bound for name, bound in asdict(gate).items() if bound is not None}
     assert worst is not None  # noqa: S101 (its absence was a problem)
-    return {"cases": [case.label for case in cases], "executed_as": form, "gate": bounds,
-            "worst": {name: float(f"{figure:.6g}") for name, figure in asdict(worst).items()}}  # fmt: skip
+    return {
+        "cases": [case.label for case in cases],
+        "executed_as": form,
+        "gate": bounds,
+        "worst": {name: float(f"{figure:.6g}") for name, figure in asdict(worst).items()},
+    }
 
 
 def _lowered_runner(lowered: Path, precision: str) -> tuple[Runner, str]:
@@ -79,7 +89,12 @@ def beyond_float16(lowered: Path, model: ir.Model, cases: Sequence[Case]) -> fro
     twin. What comes of a mask is left out: it is meant to be out of range.
     """
     masked = mask_values(model)
-    names = [value.name for node in model.graph for value in node.outputs if value.dtype == ir.DataType.FLOAT16 and value.name]
+    names = [
+        value.name
+        for node in model.graph
+        for value in node.outputs
+        if value.dtype == ir.DataType.FLOAT16 and value.name
+    ]
     found: set[str] = set()
     for start in range(0, len(names), _VALUES_AT_ONCE):
         chunk = names[start : start + _VALUES_AT_ONCE]

@@ -53,14 +53,18 @@ def open_source(path: Path, components: Sequence[str], allow_unverified: bool) -
         UsageError: It is unverified, or has no component of a name that was asked for.
     """
     if path.is_file() and path.suffix == ".onnx":
-        source = Source(path, {path.stem: path}, {"onnx_file": path.name, "onnx_sha256": sha256_of_file(path)}, "", None)
+        source = Source(
+            path, {path.stem: path}, {"onnx_file": path.name, "onnx_sha256": sha256_of_file(path)}, "", None
+        )
     elif path.is_dir():
         package = Package.open(path, allow_unverified=allow_unverified, check_bytes=True)
         files = {component.name: package.component_path(component.name) for component in package.manifest.components}
         dtype = package.manifest.model.source.dtype if package.manifest.model else ""
         source = Source(path, files, {"package_digest": package.digest}, dtype, package.manifest)
     else:
-        raise BadInputError("no such package or ONNX file", where=str(path), expected="a package folder or a file that ends in .onnx")
+        raise BadInputError(
+            "no such package or ONNX file", where=str(path), expected="a package folder or a file that ends in .onnx"
+        )
     if unknown := [name for name in components if name not in source.files]:
         raise UsageError("no such component", where=str(path), expected=", ".join(source.files), got=", ".join(unknown))
     chosen = {name: file for name, file in source.files.items() if not components or name in components}
@@ -98,7 +102,9 @@ def package_cases(source: Source, manifest: Manifest) -> dict[str, list[Case]]:
     return cases
 
 
-def bare_cases(component: str, model: ir.Model, inputs: Sequence[TensorSpec], profiles: Sequence[Profile]) -> list[Case]:
+def bare_cases(
+    component: str, model: ir.Model, inputs: Sequence[TensorSpec], profiles: Sequence[Profile]
+) -> list[Case]:
     """Return seeded cases for a graph of which only the inputs are known, at two sizes inside its first profile.
 
     Integers are indices below the rows of the tables they reach; masks are ones, positions count up.
@@ -129,7 +135,7 @@ def _within(name: str, size: int, inputs: Sequence[TensorSpec], profiles: Sequen
 
 
 def _rows_reached(value: ir.Value) -> int:
-    """Return the fewest rows of the tables that a value indexes, through ops that keep its numbers; 2 when there is none."""
+    """Return the fewest rows of the tables that a value indexes, through ops that keep its numbers; 2 without any."""
     rows, stack, seen = [], [value], set[ir.Value]()
     while stack:
         current = stack.pop()
@@ -138,7 +144,13 @@ def _rows_reached(value: ir.Value) -> int:
         seen.add(current)
         for use in current.uses():
             table = use.node.inputs[0]
-            if use.node.op_type == "Gather" and use.idx == 1 and table is not None and table.shape is not None and isinstance(table.shape[0], int):
+            if (
+                use.node.op_type == "Gather"
+                and use.idx == 1
+                and table is not None
+                and table.shape is not None
+                and isinstance(table.shape[0], int)
+            ):
                 rows.append(table.shape[0])
             elif use.node.op_type in ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Where"):
                 stack += use.node.outputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import json
 import os
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,14 @@ from mcpc.errors import BackendError, Problem
 
 _LIBRARY = "libtensorrt_rtx.so"
 _INSTALL = "pip install 'mcpc[rtx]', or tensorrt-rtx-cu13, tensorrt-rtx-cu13-bindings and tensorrt-rtx-cu13-libs"
-#: Source: sys/personality.h and sys/prctl.h.
-_QUERY, _ADDRESS_RANDOMIZATION_OFF, _PARENT_DEATH_SIGNAL = 0xFFFFFFFF, 0x0040000, 1
-_MODEL, _ENGINE, _LOG, _OUTPUT, _REPORT, _RESULT = "model.onnx", "out.engine", "build.log", "output.log", "report.txt", "result.json"
+_MODEL, _ENGINE, _LOG, _OUTPUT, _REPORT, _RESULT = (
+    "model.onnx",
+    "out.engine",
+    "build.log",
+    "output.log",
+    "report.txt",
+    "result.json",
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,9 @@ def _library() -> Path | None:
     return next((path for folder in folders for path in sorted(Path(folder).glob(f"{_LIBRARY}*"))), None)
 
 
-def build(folder: Path, component: str, profiles: Sequence[Profile], compute_capabilities: Sequence[str], timeout_s: float) -> Built:
+def build(
+    folder: Path, component: str, profiles: Sequence[Profile], compute_capabilities: Sequence[str], timeout_s: float
+) -> Built:
     """Build the plan of `model.onnx` in a work folder.
 
     Args:
@@ -90,36 +96,63 @@ def build(folder: Path, component: str, profiles: Sequence[Profile], compute_cap
     """
     require_builder()
     started = time.monotonic()
-    job = {"model": _MODEL, "engine": _ENGINE, "log": _LOG, "report": _REPORT, "result": _RESULT,
-           "compute_capabilities": list(compute_capabilities), "profiles": list(profiles)}  # fmt: skip
+    job = {
+        "model": _MODEL,
+        "engine": _ENGINE,
+        "log": _LOG,
+        "report": _REPORT,
+        "result": _RESULT,
+        "compute_capabilities": list(compute_capabilities),
+        "profiles": list(profiles),
+    }
     code = _run(folder, json.dumps(job), timeout_s, component)
     result = _result(folder, component, code)
     if result["stage"] != "done":
         raise _refusal(folder, component, result)
     if result["weights_bytes"] is None or not result["memory"]:
-        raise BackendError("the builder's log holds no memory figures", where=component, got=f"tensorrt_rtx {result['tensorrt']}",
-                           hint=f"its format changed; log: {_keep_log(folder, component)}")  # fmt: skip
+        raise BackendError(
+            "the builder's log holds no memory figures",
+            where=component,
+            got=f"tensorrt_rtx {result['tensorrt']}",
+            hint=f"its format changed; log: {_keep_log(folder, component)}",
+        )
     return Built(
-        folder / _ENGINE, (folder / _REPORT).read_text(encoding="utf-8"), result["tensorrt"], result["weights_bytes"],
-        tuple(result["memory"].values()), tuple(result["warnings"]), result["fixed_addresses"], result["plugin_layers"],
-        result["peak_rss_bytes"], time.monotonic() - started,
-    )  # fmt: skip
+        folder / _ENGINE,
+        (folder / _REPORT).read_text(encoding="utf-8"),
+        result["tensorrt"],
+        result["weights_bytes"],
+        tuple(result["memory"].values()),
+        tuple(result["warnings"]),
+        result["fixed_addresses"],
+        result["plugin_layers"],
+        result["peak_rss_bytes"],
+        time.monotonic() - started,
+    )
 
 
 def _run(folder: Path, job: str, timeout_s: float, component: str) -> int:
     """Run the worker to its end and return its exit code; nothing of it outlives an interrupt."""
     with (folder / _OUTPUT).open("wb") as output:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "mcpc.backends.trt.worker"], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
-            cwd=folder, env=_environment(folder), start_new_session=True, preexec_fn=_preparation(),
-        )  # fmt: skip
+            [sys.executable, "-m", "mcpc.backends.trt.launch"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env=_environment(folder),
+            start_new_session=True,
+        )
         with _ended(worker):
             try:
                 worker.communicate(job.encode(), timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 _kill(worker)
-                raise BackendError("the build took too long", where=component, expected=f"at most {timeout_s:g} s",
-                                   hint=f"raise --timeout; log: {_keep_log(folder, component)}") from None  # fmt: skip
+                raise BackendError(
+                    "the build took too long",
+                    where=component,
+                    expected=f"at most {timeout_s:g} s",
+                    hint=f"raise --timeout; log: {_keep_log(folder, component)}",
+                ) from None
     return worker.returncode
 
 
@@ -153,25 +186,13 @@ def _environment(folder: Path) -> dict[str, str]:
     libraries = ["lib", *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     homes = [Path(mcpc.__file__).resolve().parent.parent, library.parent.parent]
     return {
-        "LD_LIBRARY_PATH": os.pathsep.join(libraries), "PATH": os.defpath, "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0",
-        "PYTHONNOUSERSITE": "1", "PYTHONPATH": os.pathsep.join(map(str, homes)),
-    }  # fmt: skip
-
-
-def _preparation() -> Callable[[], None]:
-    """Return what the child does before it becomes the worker: fixed addresses, and an end with its parent."""
-    libc = ctypes.CDLL(None)
-    personality, prctl = getattr(libc, "personality", None), getattr(libc, "prctl", None)
-
-    def prepare() -> None:
-        if personality is not None:
-            current = personality(ctypes.c_ulong(_QUERY))
-            if current >= 0:  # a sandbox may forbid it: the plan is the same but for its bytes
-                personality(ctypes.c_ulong(current | _ADDRESS_RANDOMIZATION_OFF))
-        if prctl is not None:
-            prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-    return prepare
+        "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+        "PATH": os.defpath,
+        "LC_ALL": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, homes)),
+    }
 
 
 def _result(folder: Path, component: str, code: int) -> dict[str, Any]:
@@ -186,22 +207,33 @@ def _result(folder: Path, component: str, code: int) -> dict[str, Any]:
         return dict(result)
     log = _keep_log(folder, component)
     if code == -signal.SIGKILL:
-        raise BackendError("the builder was killed: most likely out of memory", where=component, got="SIGKILL",
-                           hint=f"build on a machine with more memory, or one --component at a time; log: {log}")  # fmt: skip
+        raise BackendError(
+            "the builder was killed: most likely out of memory",
+            where=component,
+            got="SIGKILL",
+            hint=f"build on a machine with more memory, or one --component at a time; log: {log}",
+        )
     got = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     raise BackendError("the builder died", where=component, got=got, hint=f"log: {log}")
 
 
 def _refusal(folder: Path, component: str, result: dict[str, Any]) -> BackendError:
-    verb = {"parse": "cannot parse the graph", "profile": "refuses a profile", "build": "cannot build the graph"}[result["stage"]]
+    verb = {"parse": "cannot parse the graph", "profile": "refuses a profile", "build": "cannot build the graph"}[
+        result["stage"]
+    ]
     errors = [str(error) for error in result["errors"]] or ["no reason given"]
     problems = [Problem(" ".join(error.split()), component) for error in errors]
-    return BackendError(f"TensorRT-RTX {verb}", where=component, got=problems[0].message, problems=problems,
-                        hint=f"log: {_keep_log(folder, component)}")  # fmt: skip
+    return BackendError(
+        f"TensorRT-RTX {verb}",
+        where=component,
+        got=problems[0].message,
+        problems=problems,
+        hint=f"log: {_keep_log(folder, component)}",
+    )
 
 
 def _keep_log(folder: Path, component: str) -> str:
-    """Copy the builder's log, and what its libraries printed, out of the work folder, which goes away; return its path."""
+    """Copy the builder's log, and what its libraries printed, out of the work folder; return the copy's path."""
     handle, path = tempfile.mkstemp(prefix=f"mcpc-build-engine-{component}-", suffix=".log")
     with os.fdopen(handle, "wb") as kept:
         for name in (_OUTPUT, _LOG):

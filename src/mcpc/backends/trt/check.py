@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from mcpc.config.target import Runtime
 from mcpc.errors import Problem
-from mcpc.graph.io import dtype_name
+from mcpc.graph.io import all_initializers, dtype_name
 
 _STANDARD = ("", "ai.onnx")
 
@@ -23,6 +23,7 @@ def check_graph(model: ir.Model, runtime: Runtime, component: str) -> list[Probl
         component: Named in the problems.
     """
     problems = [*_opset(model, runtime, component), *_borders(model, runtime, component)]
+    problems += _packed_constants(model, runtime, component)
     for node in model.graph.all_nodes():
         where = f"{component}: node {node.name or '(unnamed)'} [{node.op_type}]"
         problems += _op(node, runtime, where)
@@ -34,7 +35,9 @@ def check_graph(model: ir.Model, runtime: Runtime, component: str) -> list[Probl
 def _opset(model: ir.Model, runtime: Runtime, component: str) -> Iterator[Problem]:
     version = next((model.opset_imports[domain] for domain in _STANDARD if domain in model.opset_imports), None)
     if version is not None and not runtime.opset.min <= version <= runtime.opset.max:
-        yield Problem("unsupported opset", component, f"{runtime.opset.min} to {runtime.opset.max}", str(version), "opset")
+        yield Problem(
+            "unsupported opset", component, f"{runtime.opset.min} to {runtime.opset.max}", str(version), "opset"
+        )
 
 
 def _borders(model: ir.Model, runtime: Runtime, component: str) -> Iterator[Problem]:
@@ -44,12 +47,33 @@ def _borders(model: ir.Model, runtime: Runtime, component: str) -> Iterator[Prob
             if value.dtype is None or value.shape is None:
                 yield Problem("no dtype or shape", where, code="untyped")
             elif dtype_name(value.dtype) not in runtime.io_dtypes:
-                yield Problem("unsupported dtype", where, ", ".join(runtime.io_dtypes), dtype_name(value.dtype), "dtype")
+                yield Problem(
+                    "unsupported dtype", where, ", ".join(runtime.io_dtypes), dtype_name(value.dtype), "dtype"
+                )
+
+
+def _packed_constants(model: ir.Model, runtime: Runtime, component: str) -> Iterator[Problem]:
+    for value in all_initializers(model):
+        dtype = dtype_name(value.dtype) if value.dtype is not None else ""
+        if dtype not in runtime.weights.dtypes:
+            continue
+        for node in dict.fromkeys(use.node for use in value.uses()):
+            if node.op_type not in ("DequantizeLinear", "QuantizeLinear"):  # of the latter it is the zero point
+                where = f"{component}: node {node.name or '(unnamed)'} [{node.op_type}], {value.name}"
+                yield Problem(
+                    "a packed constant that is not dequantized first", where, "DequantizeLinear", node.op_type, "packed"
+                )
 
 
 def _op(node: ir.Node, runtime: Runtime, where: str) -> Iterator[Problem]:
     if node.domain not in _STANDARD:
-        yield Problem(f"an op of the domain {node.domain!r}, which has no body in the graph", where, "standard ONNX ops", node.domain, "op")
+        yield Problem(
+            f"an op of the domain {node.domain!r}, which has no body in the graph",
+            where,
+            "standard ONNX ops",
+            node.domain,
+            "op",
+        )
         return
     if node.op_type in runtime.refused:
         yield Problem(f"unsupported op: {runtime.refused[node.op_type]}", where, code="op")
@@ -64,7 +88,11 @@ def _op(node: ir.Node, runtime: Runtime, where: str) -> Iterator[Problem]:
 
 def _dtypes(node: ir.Node) -> set[str]:
     """Return the dtypes of a node's data: its inputs and outputs."""
-    return {dtype_name(value.dtype) for value in (*node.inputs, *node.outputs) if value is not None and value.dtype is not None}
+    return {
+        dtype_name(value.dtype)
+        for value in (*node.inputs, *node.outputs)
+        if value is not None and value.dtype is not None
+    }
 
 
 #: What a node may touch besides its data: indices, shapes, axes and truth values.
@@ -92,7 +120,9 @@ def _quantized(node: ir.Node, runtime: Runtime, where: str) -> Iterator[Problem]
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
     packed = data if node.op_type == "DequantizeLinear" else node.outputs[0]
     if packed is not None and packed.dtype is not None and dtype_name(packed.dtype) not in runtime.weights.dtypes:
-        yield Problem("unsupported quantized dtype", where, ", ".join(runtime.weights.dtypes), dtype_name(packed.dtype), "dtype")
+        yield Problem(
+            "unsupported quantized dtype", where, ", ".join(runtime.weights.dtypes), dtype_name(packed.dtype), "dtype"
+        )
     if zero_point is not None:
         yield from _zero_point(zero_point, where)
     if data is not None and data.dtype == ir.DataType.INT4:
@@ -106,7 +136,9 @@ def _zero_point(zero_point: ir.Value, where: str) -> Iterator[Problem]:
     values = np.asarray(zero_point.const_value.numpy()).astype(np.int32)
     if values.any():
         got = f"{np.count_nonzero(values)} of {values.size} not zero, such as {values[values != 0].flat[0]}"
-        yield Problem("non-zero zero point", f"{where}, {zero_point.name}", "all zero (symmetric quantization)", got, "zero-point")
+        yield Problem(
+            "non-zero zero point", f"{where}, {zero_point.name}", "all zero (symmetric quantization)", got, "zero-point"
+        )
 
 
 def _blocks(node: ir.Node, data: ir.Value, scale: ir.Value | None, runtime: Runtime, where: str) -> Iterator[Problem]:
@@ -114,23 +146,49 @@ def _blocks(node: ir.Node, data: ir.Value, scale: ir.Value | None, runtime: Runt
     sizes = ", ".join(map(str, runtime.weights.block_sizes))
     block = node.attributes["block_size"].as_int() if "block_size" in node.attributes else 0
     if block not in runtime.weights.block_sizes:
-        yield Problem("unsupported INT4 block size", place, sizes, str(block) if block else "none (per tensor or channel)", "block")
-    if data.shape is None or not data.shape.is_static() or scale is None or scale.shape is None or not scale.shape.is_static():
+        yield Problem(
+            "unsupported INT4 block size",
+            place,
+            sizes,
+            str(block) if block else "none (per tensor or channel)",
+            "block",
+        )
+    if (
+        data.shape is None
+        or not data.shape.is_static()
+        or scale is None
+        or scale.shape is None
+        or not scale.shape.is_static()
+    ):
         return
     shape, scales = data.shape.numpy(), scale.shape.numpy()
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 1
     axis += len(shape) if axis < 0 else 0
-    if block and axis < len(shape) and (shape[axis] % block or len(scales) != len(shape) or scales[axis] * block != shape[axis]):
-        yield Problem("partial INT4 block", place, f"a multiple of {block} along axis {axis}", str(shape[axis]), "block")
+    if (
+        block
+        and axis < len(shape)
+        and (shape[axis] % block or len(scales) != len(shape) or scales[axis] * block != shape[axis])
+    ):
+        yield Problem(
+            "partial INT4 block", place, f"a multiple of {block} along axis {axis}", str(shape[axis]), "block"
+        )
     columns = runtime.weights.int4_columns_multiple
     if len(shape) == 2 and shape[1] % columns:
-        yield Problem("an INT4 weight that is widened at every run", place, f"columns in multiples of {columns}", str(shape[1]), "block")
+        yield Problem(
+            "an INT4 weight that is widened at every run",
+            place,
+            f"columns in multiples of {columns}",
+            str(shape[1]),
+            "block",
+        )
 
 
 def _single_output(node: ir.Node, _runtime: Runtime, where: str) -> Iterator[Problem]:
     used = [value.name for value in node.outputs[1:] if value.name and (value.uses() or value.is_graph_output())]
     if used:
-        yield Problem("only the first output is supported", where, got=", ".join(str(name) for name in used), code="outputs")
+        yield Problem(
+            "only the first output is supported", where, got=", ".join(str(name) for name in used), code="outputs"
+        )
 
 
 def _attention(node: ir.Node, runtime: Runtime, where: str) -> Iterator[Problem]:
@@ -144,7 +202,13 @@ def _attribute_rule(name: str, allowed: tuple[str | int, ...]) -> Rule:
         if name in node.attributes:
             value = node.attributes[name].value
             if value not in allowed:
-                yield Problem(f"the attribute {name} is not supported", where, ", ".join(map(str, allowed)), str(value), "attribute")
+                yield Problem(
+                    f"the attribute {name} is not supported",
+                    where,
+                    ", ".join(map(str, allowed)),
+                    str(value),
+                    "attribute",
+                )
 
     return rule
 

@@ -15,7 +15,9 @@ from mcpc.graph.io import module_of
 #: Modules of Hugging Face models that compute in float32 in every precision: RMS norms and rotary embeddings.
 _WIDE_MODULE = re.compile(r"(norm\d*|rotary_emb|rotary_pos_emb)$")
 #: Fused normalizations accumulate in float32 by their own specification (`stash_type`).
-_FUSED_NORMS = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"})
+_FUSED_NORMS = frozenset(
+    {"LayerNormalization", "RMSNormalization", "GroupNormalization", "InstanceNormalization", "BatchNormalization"}
+)
 _TRIGONOMETRY = frozenset({"Sin", "Cos"})
 _SQUARE_SUMS = frozenset({"ReduceL2", "ReduceSumSquare"})
 _AFTER_MEAN = frozenset({"Add", "Sqrt", "Reciprocal", "Div", "Pow", "Mul"})
@@ -47,7 +49,8 @@ def _backward(node: ir.Node) -> Iterable[ir.Node]:
         if current not in seen:
             seen.add(current)
             yield current
-            stack += [value.producer() for value in current.inputs if value is not None and value.producer() is not None]  # type: ignore[misc]
+            producers = (value.producer() for value in current.inputs if value is not None)
+            stack += [producer for producer in producers if producer is not None]
 
 
 def _is_square(value: ir.Value | None) -> bool:
@@ -80,4 +83,6 @@ def _norm(mean: ir.Node) -> Iterable[ir.Node]:
 
 def _is_scalar_operand(node: ir.Node) -> bool:
     """Tell whether one operand is a constant scalar (1 / root), so that the norm's own product still follows."""
-    return any(value is not None and value.const_value is not None and value.const_value.size == 1 for value in node.inputs)
+    return any(
+        value is not None and value.const_value is not None and value.const_value.size == 1 for value in node.inputs
+    )

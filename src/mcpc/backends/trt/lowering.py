@@ -1,10 +1,10 @@
-"""Precision in the graph: TensorRT networks are strongly typed, so every cast is written out before the builder sees them.
+"""Precision in the graph: TensorRT networks are strongly typed, so every cast is written before the builder sees them.
 
 Before:  MatMul(x: float32, w: float32) -> RMS norm (float32) -> MatMul(float32)
 After:   MatMul(x: float16, w: float16) -> Cast(float32) -> RMS norm (float32) -> Cast(float16) -> MatMul(float16)
 
-Graph inputs and outputs take the narrow dtype too, so that engines chain without casts and a key/value cache takes half the
-bytes. Scales of packed weights take the activation's dtype, as TensorRT wants.
+Graph inputs and outputs take the narrow dtype too, so that engines chain without casts and a key/value cache takes half
+the bytes. Scales of packed weights take the activation's dtype, as TensorRT wants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as passes
@@ -24,13 +23,15 @@ from mcpc.core.runner import Array
 from mcpc.errors import UnsupportedError
 from mcpc.graph import io
 from mcpc.graph.widen import WidenedTensor, widen
+from mcpc.passes.quantize.tables import DequantizeTables
 
 _WIDE = ir.DataType.FLOAT
 _HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 FLOAT16_MAX = 65504.0
+BFLOAT16_MAX = 3.3895313892515355e38
 #: A mask adds to attention scores, and has no effect behind their Softmax.
 _MASK_ENDS = frozenset({"Softmax", "Attention"})
-#: A constant of this magnitude only says "never": no weight, scale or activation of a network that has a float16 form reaches it.
+#: A constant of this magnitude only says "never": no weight or scale of a network that has a float16 form reaches it.
 MASK_MAGNITUDE = 1e9
 #: Inputs that the ONNX standard fixes to float32 whatever the dtype of the data.
 _FLOAT32_INPUTS = frozenset({("Resize", 2), ("Upsample", 1)})
@@ -58,8 +59,12 @@ class Lowered:
 
 
 def open_flat(path: Path) -> ir.Model:
-    """Load a graph, inline its functions, turn constants into initializers and infer the types that are missing."""
+    """Load a graph, put DequantizeLinear in front of INT8 tables, inline its functions and infer the missing types.
+
+    Constants become initializers, so that one rule serves both.
+    """
     model = io.load(path)
+    DequantizeTables(None)(model)
     passes.InlinePass()(model)
     for identifier in list(model.functions):
         del model.functions[identifier]
@@ -101,7 +106,7 @@ def lower(model: ir.Model, precision: Precision, wide_values: frozenset[str] = f
 
 
 def _fold_weight_casts(model: ir.Model) -> None:
-    """Replace Cast(initializer) by an initializer of the cast's dtype, made when it is read: the plan would fold it too."""
+    """Replace Cast(initializer) by an initializer of the cast's dtype, made when it is read, as the builder would."""
     for node in list(model.graph.all_nodes()):
         source = node.inputs[0] if node.op_type == "Cast" and node.domain == "" else None
         if source is None or source.const_value is None or node.graph is None or not source.is_initializer():
@@ -120,7 +125,7 @@ def _fold_weight_casts(model: ir.Model) -> None:
 def _cast_tensor(tensor: ir.TensorProtocol, to: ir.DataType, name: str, limit: float | None) -> ir.LazyTensor:
     """Return a tensor that is cast when it is read, and limited to +-`limit` when that is given."""
 
-    def read() -> ir.Tensor:
+    def read() -> ir.TensorProtocol:
         array = tensor.numpy().astype(np.float32)
         if limit is not None:
             array = np.clip(array, -limit, limit)
@@ -163,13 +168,13 @@ class _Narrowing:
         self._model = model
         self._from = source
         self._to = to
-        self._kept = {name: "its values leave the float16 range" for name in sorted(wide_values)}
+        self._kept = dict.fromkeys(sorted(wide_values), "its values leave the float16 range")
         self._masks: set[str] = set()
         self._clamped: set[str] = set()
         self._constants: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self._floats = self._float_values()
-        self._limit = float(ml_dtypes.finfo(to.numpy()).max)
+        self._limit = _largest(to)
         self._check_constants()
         self._wide = self._touching(self._kept) | (wide_nodes(model) if source == _WIDE else set())
 
@@ -189,13 +194,19 @@ class _Narrowing:
         _drop_unused(self._model)
         names = tuple(sorted(node.name or "" for node in self._wide))
         kept = tuple(f"{name}: {reason}" for name, reason in self._kept.items())
-        return Lowered(self._model, io.dtype_name(self._to), len(self._casts), names, tuple(sorted(self._clamped)), kept)
+        return Lowered(
+            self._model, io.dtype_name(self._to), len(self._casts), names, tuple(sorted(self._clamped)), kept
+        )
 
     def _float_values(self) -> set[ir.Value]:
         values: Iterable[ir.Value] = (
             value
             for graph in self._model.graphs()
-            for value in (*graph.inputs, *graph.initializers.values(), *(output for node in graph for output in node.outputs))
+            for value in (
+                *graph.inputs,
+                *graph.initializers.values(),
+                *(output for node in graph for output in node.outputs),
+            )
         )
         return {value for value in values if value.dtype == self._from}
 
@@ -217,7 +228,7 @@ class _Narrowing:
 
     def _touching(self, names: Iterable[str]) -> set[ir.Node]:
         """Return the producers and consumers of the named values."""
-        wanted, nodes = set(names), set()
+        wanted, nodes = set(names), set[ir.Node]()
         for value in self._floats:
             if value.name in wanted:
                 nodes.update(use.node for use in value.uses())
@@ -229,7 +240,9 @@ class _Narrowing:
         border = {value.name for value in (*self._model.graph.inputs, *self._model.graph.outputs)}
         for name, reason in self._kept.items():
             if name in border:
-                raise UnsupportedError("a graph input or output cannot be float16", where=name, got=reason, hint="--precision bfloat16")
+                raise UnsupportedError(
+                    "a graph input or output cannot be float16", where=name, got=reason, hint="--precision bfloat16"
+                )
 
     def _retype(self, node: ir.Node) -> None:
         """Make a node compute in its new dtype: its dtype attributes, its fill value, its outputs."""
@@ -308,6 +321,11 @@ class _Narrowing:
             graph.outputs[index] = cast
 
 
+def _largest(dtype: ir.DataType) -> float:
+    """Return the largest finite number of a 16-bit float dtype."""
+    return FLOAT16_MAX if dtype == ir.DataType.FLOAT16 else BFLOAT16_MAX
+
+
 def release(tensor: ir.TensorProtocol) -> None:
     """Unmap a tensor that was read, so that memory does not grow with the weights."""
     source = tensor.source if isinstance(tensor, WidenedTensor) else tensor
@@ -317,20 +335,24 @@ def release(tensor: ir.TensorProtocol) -> None:
 
 def mask_values(model: ir.Model) -> frozenset[str]:
     """Return the names of the values that come of a mask constant, up to the Softmax that ends its effect."""
-    stack = [value for value in io.all_initializers(model) if value.const_value is not None and _is_limit(value.const_value)]
+    stack = [
+        value for value in io.all_initializers(model) if value.const_value is not None and _is_limit(value.const_value)
+    ]
     seen: set[ir.Value] = set()
     while stack:
         value = stack.pop()
         if value not in seen:
             seen.add(value)
-            stack += [output for use in value.uses() if use.node.op_type not in _MASK_ENDS for output in use.node.outputs]
+            stack += [
+                output for use in value.uses() if use.node.op_type not in _MASK_ENDS for output in use.node.outputs
+            ]
     return frozenset(str(value.name) for value in seen)
 
 
 def _is_limit(tensor: ir.TensorProtocol) -> bool:
     if tensor.dtype not in _HALVES:
         return False
-    lowest = float(ml_dtypes.finfo(tensor.dtype.numpy()).min)
+    lowest = -_largest(tensor.dtype)
     values = tensor.numpy().astype(np.float32)
     release(tensor)
     return bool((values <= lowest).any())

@@ -53,7 +53,9 @@ def parse_profile(text: str) -> ProfileOption:
     if match is None:
         raise UsageError("malformed --profile", expected=_FORM, got=text)
     ranges = tuple(_range(part, text, dimension=match["dim"] is not None) for part in match["ranges"].split("/"))
-    return ProfileOption(text, match["component"] or "", match["dim"] or match["input"], match["dim"] is not None, ranges)
+    return ProfileOption(
+        text, match["component"] or "", match["dim"] or match["input"], match["dim"] is not None, ranges
+    )
 
 
 def _range(part: str, text: str, dimension: bool) -> tuple[Shape, Shape, Shape]:
@@ -99,7 +101,14 @@ def make_profiles(
             if len(option.ranges) in (1, count):
                 solver.take(option, option.ranges[number if len(option.ranges) > 1 else 0])
             else:
-                problems.append(Problem("another number of profiles than the other options", option.text, str(count), str(len(option.ranges))))
+                problems.append(
+                    Problem(
+                        "another number of profiles than the other options",
+                        option.text,
+                        str(count),
+                        str(len(option.ranges)),
+                    )
+                )
         profiles.append(solver.solve(defaults))
         problems += solver.problems
     unique = list(dict.fromkeys(problems))
@@ -107,7 +116,9 @@ def make_profiles(
         raise UsageError(f"the profile does not fit the graph: {wrong[0]}", where=component, problems=wrong)
     if unique:
         flags = " ".join(f"--profile '{component}.dim:{problem.got}=1,1,4'" for problem in unique)
-        raise UnsupportedError("dynamic inputs without a profile", where=component, problems=unique, hint=f"for instance {flags}")
+        raise UnsupportedError(
+            "dynamic inputs without a profile", where=component, problems=unique, hint=f"for instance {flags}"
+        )
     return profiles
 
 
@@ -140,7 +151,9 @@ class _Solver:
         if spec is None:
             self.problems.append(Problem("no such input", option.text, ", ".join(self._inputs), option.name))
         elif len(spec.shape) != len(shapes[0]):
-            self.problems.append(Problem("another number of dimensions", option.text, f"{len(spec.shape)}", f"{len(shapes[0])}"))
+            self.problems.append(
+                Problem("another number of dimensions", option.text, f"{len(spec.shape)}", f"{len(shapes[0])}")
+            )
         else:
             self._shapes.append((spec, shapes, option.text))
             for axis, dim in enumerate(spec.shape):
@@ -148,12 +161,18 @@ class _Solver:
                     self._set(dim, (shapes[0][axis], shapes[1][axis], shapes[2][axis]), option.text)
 
     def _names(self) -> list[str]:
-        return list(dict.fromkeys(name for spec in self._inputs.values() for dim in spec.shape for name in names_of(dim)))
+        return list(
+            dict.fromkeys(name for spec in self._inputs.values() for dim in spec.shape for name in names_of(dim))
+        )
 
     def _set(self, name: str, sizes: Sizes, text: str) -> None:
         known = self._sizes.setdefault(name, (sizes, text))
         if known[0] != sizes:
-            self.problems.append(Problem(f"the dimension {name} has two sizes", text, f"{_spell(known[0])} as in {known[1]}", _spell(sizes)))
+            self.problems.append(
+                Problem(
+                    f"the dimension {name} has two sizes", text, f"{_spell(known[0])} as in {known[1]}", _spell(sizes)
+                )
+            )
 
     def solve(self, defaults: Mapping[str, SizeRange]) -> Profile:
         """Return the shapes of all dynamic inputs; problems are noted."""
@@ -165,7 +184,9 @@ class _Solver:
                 chosen = defaults[name]
                 self._sizes[name] = ((chosen.min, chosen.opt, chosen.max), "the target's default")
             else:
-                users = [spec.name for spec in self._inputs.values() if any(name in names_of(dim) for dim in spec.shape)]
+                users = [
+                    spec.name for spec in self._inputs.values() if any(name in names_of(dim) for dim in spec.shape)
+                ]
                 place = f"{self._component}: input {', '.join(users)}"
                 self.problems.append(Problem("a dynamic dimension without sizes", place, "min,opt,max", name, _MISSING))
         if self.problems:
@@ -182,7 +203,12 @@ class _Solver:
         for spec, shapes, text in self._shapes:
             for axis, dim in enumerate(spec.shape):
                 unknown = [name for name in names_of(dim) if name not in self._sizes]
-                if isinstance(dim, str) and names_of(dim) != [dim] and len(unknown) == 1 and dim.split("+").count(unknown[0]) == 1:
+                if (
+                    isinstance(dim, str)
+                    and names_of(dim) != [dim]
+                    and len(unknown) == 1
+                    and dim.split("+").count(unknown[0]) == 1
+                ):
                     rest = [evaluate_dimension(dim, {unknown[0]: 0, **self._at(index)}) for index in range(3)]
                     found = [shapes[index][axis] - rest[index] for index in range(3)]
                     self._set(unknown[0], (found[0], found[1], found[2]), text)
@@ -196,13 +222,17 @@ class _Solver:
     def _check_shapes(self) -> None:
         for name, (sizes, text) in self._sizes.items():
             if not 0 <= sizes[0] <= sizes[1] <= sizes[2]:
-                self.problems.append(Problem(f"the sizes of the dimension {name} are negative or fall", text, got=_spell(sizes)))
+                self.problems.append(
+                    Problem(f"the sizes of the dimension {name} are negative or fall", text, got=_spell(sizes))
+                )
         for spec, shapes, text in self._shapes:
             for index, word in enumerate(_WORDS):
                 expected = self._shape(spec, index)
                 if shapes[index] != expected:
                     wanted = f"{'x'.join(map(str, expected))} from {list(spec.shape)}"
-                    self.problems.append(Problem(f"the {word} shape of {spec.name}", text, wanted, "x".join(map(str, shapes[index]))))
+                    self.problems.append(
+                        Problem(f"the {word} shape of {spec.name}", text, wanted, "x".join(map(str, shapes[index])))
+                    )
 
 
 def _spell(sizes: Sizes) -> str:

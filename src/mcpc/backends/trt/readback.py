@@ -1,9 +1,10 @@
 """Read a finished plan back without a GPU and compare it with the graph that was given to the builder.
 
-Two sources: the plan's own bytes, which hold the compiled graphs as text (chips, constants with dtype and bytes), and the
-builder's report of the finished engine (layers, I/O tensors with dtype and profile shapes).
+Two sources: the plan's own bytes, which hold the compiled graphs as text (chips, constants with dtype and bytes), and
+the builder's report of the finished engine (layers, I/O tensors with dtype and profile shapes).
 
-Source: neither text is documented; read from TensorRT-RTX 1.7.1. A layout that is not recognised is an error, never a pass.
+Source: neither text is documented; read from TensorRT-RTX 1.7.1. A layout that is not recognised is an error, never a
+pass.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from mcpc.backends.trt.profiles import Profile
-from mcpc.core.tensors import BITS, TensorSpec, nbytes
+from mcpc.core.tensors import TensorSpec, nbytes
 from mcpc.errors import Problem, VerificationError
 from mcpc.graph import io
 
@@ -30,15 +31,41 @@ WEIGHT_FLOOR_BYTES = 16384
 _COUNTED_BYTES = 1024
 _PACKED = ("int4", "int8")
 
-_PLAN_DTYPES = {"float": "float32", "half": "float16", "bf16": "bfloat16", "int4": "int4", "int8": "int8", "int32": "int32",
-                "int64": "int64", "bool": "bool", "uint8": "uint8", "fp8": "float8_e4m3fn"}  # fmt: skip
-_REPORT_DTYPES = {"Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Int4": "int4", "Int8": "int8", "Int32": "int32",
-                  "Int64": "int64", "Bool": "bool", "UInt8": "uint8", "FP8": "float8_e4m3fn"}  # fmt: skip
+_PLAN_DTYPES = {
+    "float": "float32",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "int4": "int4",
+    "int8": "int8",
+    "int32": "int32",
+    "int64": "int64",
+    "bool": "bool",
+    "uint8": "uint8",
+    "fp8": "float8_e4m3fn",
+}
+_REPORT_DTYPES = {
+    "Float": "float32",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Int4": "int4",
+    "Int8": "int8",
+    "Int32": "int32",
+    "Int64": "int64",
+    "Bool": "bool",
+    "UInt8": "uint8",
+    "FP8": "float8_e4m3fn",
+}
 
-_CONSTANT = re.compile(rb"tensor=\{ alignment=\d+ const_payload_size=(\d+) dims=\{[^}\n]*\}[^\n]*? region=(\S+) [^\n]*?type=(\w+) \}")
+_CONSTANT = re.compile(
+    rb"tensor=\{ alignment=\d+ const_payload_size=(\d+) dims=\{[^}\n]*\}"
+    rb"[^\n]*? region=(\S+) [^\n]*?type=(\w+) \}"
+)
 _CHIPS = re.compile(rb"accelerators=\{([^}\n]*)\}")
-_IO = re.compile(r"^ Name: (?P<name>.+?), IOMode: (?P<mode>Input|Output), DataType: (?P<dtype>\w+), Dimensions: \[(?P<dims>[-\d,]*)\],"
-                 r".*?ProfileInfo: \[(?P<profiles>.*)\]$", re.MULTILINE)  # fmt: skip
+_IO = re.compile(
+    r"^ Name: (?P<name>.+?), IOMode: (?P<mode>Input|Output), DataType: (?P<dtype>\w+), Dimensions: \[(?P<dims>[-\d,]*)\],"
+    r".*?ProfileInfo: \[(?P<profiles>.*)\]$",
+    re.MULTILINE,
+)
 _SHAPES = re.compile(r"MinShape: \[([-\d,]*)\], OptShape: \[([-\d,]*)\], MaxShape: \[([-\d,]*)\]")
 _LAYER = re.compile(r"^Name: .*?, LayerType: \w+, .*$", re.MULTILINE)
 _TENSOR = re.compile(r"\{ Name: (?P<name>.+?), Dimensions: \[(?P<dims>[-\d,]*)\], .*?Datatype: (?P<dtype>\w+)")
@@ -67,7 +94,9 @@ def read_plan(path: Path) -> Plan:
     chips: set[str] = set()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != b"vtrt" and data[:5] != b"ptrtd":
-            raise VerificationError("the builder's output is not a TensorRT plan", where=path.name, got=repr(bytes(data[:5])))
+            raise VerificationError(
+                "the builder's output is not a TensorRT plan", where=path.name, got=repr(bytes(data[:5]))
+            )
         for match in _CONSTANT.finditer(data):
             if match[2].endswith(b"-consts") and not match[2].startswith(b"runtime-fusion"):
                 dtype = _PLAN_DTYPES.get(match[3].decode(), match[3].decode())
@@ -144,13 +173,20 @@ def _readers(value: ir.Value) -> set[ir.Node]:
 
 
 def check_plan(
-    plan: Plan, report: str, model: ir.Model, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec],
-    profiles: Sequence[Profile], chips: Iterable[str],
-) -> list[Problem]:  # fmt: skip
+    plan: Plan,
+    report: str,
+    model: ir.Model,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    profiles: Sequence[Profile],
+    chips: Iterable[str],
+) -> list[Problem]:
     """Return every way in which a plan is not what was asked for; empty when it is."""
     problems = []
     if plan.chips != frozenset(chips):
-        problems.append(Problem("the plan is for other chips", expected=", ".join(sorted(chips)), got=", ".join(sorted(plan.chips))))
+        problems.append(
+            Problem("the plan is for other chips", expected=", ".join(sorted(chips)), got=", ".join(sorted(plan.chips)))
+        )
     problems += _io_problems(read_io(report), inputs, outputs, profiles)
     problems += _weight_problems(plan, expected_weights(model), max(1, len(profiles)))
     problems += [Problem("the plan widens a packed weight at every run", name) for name in _widened(report)]
@@ -158,7 +194,10 @@ def check_plan(
 
 
 def _io_problems(
-    found: Sequence[EngineTensor], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], profiles: Sequence[Profile]
+    found: Sequence[EngineTensor],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    profiles: Sequence[Profile],
 ) -> Iterator[Problem]:
     expected = {(spec.name, mode): spec for mode, specs in (("input", inputs), ("output", outputs)) for spec in specs}
     got = {(tensor.name, tensor.mode): tensor for tensor in found}
@@ -187,7 +226,11 @@ def _weight_problems(plan: Plan, expected: Expected, profiles: int) -> Iterator[
         floor = WEIGHT_FLOOR_BYTES if dtype is None else 0
         if not few * (1 - WEIGHT_TOLERANCE) - floor <= got <= most * (1 + WEIGHT_TOLERANCE) + floor:
             wanted = f"{few} bytes" if few == most else f"{few} to {most} bytes"
-            yield Problem(f"weight bytes of the plan{f' in {dtype}' if dtype else ''}, per profile", expected=f"{wanted} within 5 %", got=str(got))
+            yield Problem(
+                f"weight bytes of the plan{f' in {dtype}' if dtype else ''}, per profile",
+                expected=f"{wanted} within 5 %",
+                got=str(got),
+            )
 
 
 def _bytes_of(counts: Mapping[str, int], dtype: str | None) -> int:
@@ -199,7 +242,9 @@ def _widened(report: str) -> Iterator[str]:
     for match in _LAYER.finditer(report):
         head, _, tail = match[0].partition("Constants: [")
         constants, _, outputs = tail.partition("Outputs: [")
-        packed = {_elements(dims) for _, dims, dtype in _TENSOR.findall(constants) if _REPORT_DTYPES.get(dtype) in _PACKED}
+        packed = {
+            _elements(dims) for _, dims, dtype in _TENSOR.findall(constants) if _REPORT_DTYPES.get(dtype) in _PACKED
+        }
         for _, dims, dtype in _TENSOR.findall(outputs):
             if _REPORT_DTYPES.get(dtype) in ("float32", "float16", "bfloat16") and _elements(dims) in packed:
                 yield head.split(",")[0].removeprefix("Name: ")

@@ -60,7 +60,11 @@ class EngineRecord:
 
 def target_facts(target: Target) -> dict[str, Any]:
     """Return the target as JSON data."""
-    return {"name": target.name, "version": target.meta.version, "compute_capabilities": list(target.compute_capabilities)}
+    return {
+        "name": target.name,
+        "version": target.meta.version,
+        "compute_capabilities": list(target.compute_capabilities),
+    }
 
 
 def builder_facts(built: Built) -> dict[str, Any]:
@@ -70,8 +74,12 @@ def builder_facts(built: Built) -> dict[str, Any]:
 
 def lowering_facts(lowered: Lowered) -> dict[str, Any]:
     """Return what the lowering did as JSON data."""
-    return {"casts": lowered.casts, "float32_nodes": len(lowered.wide), "limited_constants": list(lowered.clamped),
-            "kept_float32": list(lowered.kept)}  # fmt: skip
+    return {
+        "casts": lowered.casts,
+        "float32_nodes": len(lowered.wide),
+        "limited_constants": list(lowered.clamped),
+        "kept_float32": list(lowered.kept),
+    }
 
 
 def tensor_facts(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
@@ -82,8 +90,13 @@ def tensor_facts(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 def profile_facts(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
     """Return optimization profiles as JSON data."""
     words = ("min", "opt", "max")
-    return [{name: {word: list(shape) for word, shape in zip(words, shapes, strict=True)} for name, shapes in profile.items()}
-            for profile in profiles]  # fmt: skip
+    return [
+        {
+            name: {word: list(shape) for word, shape in zip(words, shapes, strict=True)}
+            for name, shapes in profile.items()
+        }
+        for profile in profiles
+    ]
 
 
 def memory_facts(built: Built) -> dict[str, Any]:

@@ -29,14 +29,23 @@ def write_lowered(model: ir.Model, folder: Path) -> Path:
         if not _is_large(tensor):
             value.const_value = _inline(tensor)
     # initializers of different subgraphs may share a name
-    plans = [Plan(f"{index}.{value.name}", io.dtype_name(tensor.dtype), _shape(tensor)) for index, (value, tensor) in enumerate(large)]
+    plans = [
+        Plan(f"{index}.{value.name}", io.dtype_name(tensor.dtype), _shape(tensor))
+        for index, (value, tensor) in enumerate(large)
+    ]
     weights = folder / "model.safetensors"
     with weights.open("wb") as file:
         spans = write_stream(file, plans, _arrays(tensor for _, tensor in large))
     for plan, (value, tensor) in zip(plans, large, strict=True):
         offset, length = spans[plan.name]
         value.const_value = ir.ExternalTensor(
-            weights.name, offset, length, tensor.dtype, shape=ir.Shape(plan.shape), name=str(value.name), base_dir=folder
+            weights.name,
+            offset,
+            length,
+            tensor.dtype,
+            shape=ir.Shape(plan.shape),
+            name=str(value.name),
+            base_dir=folder,
         )
     path = folder / "model.onnx"
     io.save(model, path)

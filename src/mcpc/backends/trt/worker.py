@@ -1,13 +1,12 @@
-"""The child process that builds one engine: `python -m mcpc.backends.trt.worker`, a job as JSON on stdin.
+"""The child process that builds one engine: started by `launch`, a job as JSON on stdin.
 
-A process of its own, because the builder can abort or be killed for memory, because it allows one logger per process, and
-because its environment decides the bytes of the plan. Every path is relative to its working folder.
+A process of its own, because the builder can abort or be killed for memory, because it allows one logger per process,
+and because its environment decides the bytes of the plan. Every path is relative to its working folder.
 The only module that imports tensorrt_rtx.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import resource
 import sys
@@ -16,10 +15,9 @@ from typing import Any, BinaryIO, TextIO
 
 import tensorrt_rtx as trt
 
+from mcpc.backends.trt.launch import ADDRESS_RANDOMIZATION_OFF, QUERY, personality
 from mcpc.backends.trt.memory import BuildFigures
 
-_ADDRESS_RANDOMIZATION_OFF = 0x0040000  # Source: sys/personality.h, ADDR_NO_RANDOMIZE
-_QUERY = 0xFFFFFFFF
 _SEVERITIES = "IEWiv"
 
 
@@ -84,12 +82,6 @@ def _parser_error(error: trt.ParserError) -> str:
     return place + " ".join(error.desc().split())
 
 
-def _fixed_addresses() -> bool:
-    """Tell whether address randomization is off in this process."""
-    personality = getattr(ctypes.CDLL(None), "personality", None)
-    return personality is not None and bool(personality(ctypes.c_ulong(_QUERY)) & _ADDRESS_RANDOMIZATION_OFF)
-
-
 def main() -> None:
     """Do the job on stdin; `result.json` says how it went."""
     job = json.load(sys.stdin)
@@ -101,7 +93,7 @@ def main() -> None:
         "weights_bytes": figures.weights_bytes,
         "memory": {str(number): sizes for number, sizes in sorted(figures.profiles.items())},
         "warnings": figures.warnings,
-        "fixed_addresses": _fixed_addresses(),
+        "fixed_addresses": bool(personality(QUERY) & ADDRESS_RANDOMIZATION_OFF),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     Path(job["report"]).write_text(figures.report, encoding="utf-8")
