@@ -192,11 +192,13 @@ def _tensor_files(root: Path) -> tuple[tuple[str, ...], dict[str, str] | None, t
 def _read_tensors(root: Path, files: tuple[str, ...], listed: dict[str, str] | None) -> dict[str, Entry]:
     tensors: dict[str, Entry] = {}
     problems: list[Problem] = []
+    hint = "download the checkpoint again"
     for name in files:
         try:
             entries = read_header(root / name)
         except BadInputError as error:
             problems.append(Problem(error.message, name, error.expected, error.got))
+            hint = error.hint or hint
             continue
         for key, entry in entries.items():
             if listed is not None and listed.get(key) not in (None, name):
@@ -214,6 +216,6 @@ def _read_tensors(root: Path, files: tuple[str, ...], listed: dict[str, str] | N
             f"damaged checkpoint: {problems[0]}",
             where=str(root),
             problems=problems,
-            hint="download the checkpoint again",
+            hint=hint,
         )
     return tensors
