@@ -19,6 +19,14 @@ import pytest
 
 from mcpc.storage.safetensors import Plan, read_header, write_stream
 
+#: The command line in a process that may not write a file of more than 100 kB.
+SMALL_FILES = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+from mcpc.cli.app import main
+main()
+"""
 Damage = Callable[[Path], None]
 
 
@@ -71,7 +79,7 @@ def index_names_absent_tensor(checkpoint: Path) -> None:
 
 def truncate(checkpoint: Path) -> None:
     with (checkpoint / "model.safetensors").open("r+b") as file:
-        file.truncate(os.path.getsize(checkpoint / "model.safetensors") - 100)
+        file.truncate(file.seek(0, os.SEEK_END) - 100)
 
 
 def lfs_pointer(checkpoint: Path) -> None:
@@ -98,28 +106,35 @@ CASES: dict[str, tuple[Damage, int, list[str]]] = {
     "no-config": (lambda c: (c / "config.json").unlink(), 3, ["config.json is missing"]),
     "config-is-no-json": (lambda c: (c / "config.json").write_text("{"), 3, ["not valid JSON", "config.json"]),
     "unknown-architecture": (
-        lambda c: edit_config(c, architectures=["CLIPModelPlus"]), 4, ["CLIPModelPlus", "nearest supported family is clip@"],
+        lambda c: edit_config(c, architectures=["CLIPModelPlus"]), 4,
+        ["CLIPModelPlus", "nearest supported family is clip@"],
     ),
     "no-architecture": (lambda c: edit_config(c, architectures=None), 3, ["names no architecture"]),
     "remote-code": (lambda c: edit_config(c, auto_map={"AutoModel": "x.Y"}), 4, ["wants to run its own code"]),
     "no-weights": (lambda c: (c / "model.safetensors").unlink(), 3, ["no weights"]),
     "only-pickle": (
-        lambda c: (c / "model.safetensors").rename(c / "pytorch_model.bin"), 4, ["only pickled weights", "pytorch_model.bin"],
+        lambda c: (c / "model.safetensors").rename(c / "pytorch_model.bin"), 4,
+        ["only pickled weights", "pytorch_model.bin"],
     ),
     "missing-shard": (delete_shard, 3, ["missing shards: model-00002-of-00002.safetensors"]),
     "absent-tensor": (index_names_absent_tensor, 3, ["text_model.ghost.weight"]),
     "truncated": (truncate, 3, ["truncated tensor file", "5173980", "5173880"]),
     "empty-file": (lambda c: (c / "model.safetensors").write_bytes(b""), 3, ["truncated tensor file"]),
     "lfs-pointer": (lfs_pointer, 3, ["Git LFS pointer", "git lfs pull"]),
-    "misshapen": (lambda c: rewrite(c, misshapen), 3, ["1 wrong shape", "text_projection.weight", "[64, 128]", "[64, 127]"]),
+    "misshapen": (
+        lambda c: rewrite(c, misshapen), 3, ["1 wrong shape", "text_projection.weight", "[64, 128]", "[64, 127]"],
+    ),
     "missing-and-unexpected": (
         lambda c: rewrite(c, missing_and_unexpected), 3,
         ["2 missing, 1 unexpected", "visual_projection.weight", "vision_model.post_layernorm.bias", "ghost.weight"],
     ),
     "non-finite": (
-        lambda c: rewrite(c, non_finite), 3, ["non-finite weights", "text_projection.weight", "visual_projection.weight"],
+        lambda c: rewrite(c, non_finite), 3,
+        ["non-finite weights", "text_projection.weight", "visual_projection.weight"],
     ),
-    "no-preprocessor": (lambda c: (c / "preprocessor_config.json").unlink(), 3, ["preprocessor_config.json is missing"]),
+    "no-preprocessor": (
+        lambda c: (c / "preprocessor_config.json").unlink(), 3, ["preprocessor_config.json is missing"],
+    ),
     "no-tokenizer": (lambda c: (c / "tokenizer.json").unlink(), 3, ["tokenizer.json"]),
 }  # fmt: skip
 
@@ -193,11 +208,10 @@ def test_interrupted(fashion_clip: Path, tmp_path: Path, sent: signal.Signals) -
 
 def test_no_room(fashion_clip: Path, tmp_path: Path) -> None:
     """A file size limit below the weights: exit 7 with the file, nothing left."""
-    script = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); from mcpc.cli.app import main; main()"
+    arguments = ["convert", fashion_clip, "-o", tmp_path / "out" / "package", "--verify", "none"]
     result = subprocess.run(
-        [sys.executable, "-c", script, "convert", str(fashion_clip), "-o", str(tmp_path / "out" / "package"), "--verify", "none"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", SMALL_FILES, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 7, result.stderr
     assert "Traceback" not in result.stderr
     assert list((tmp_path / "out").iterdir()) == []

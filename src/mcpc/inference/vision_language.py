@@ -47,6 +47,9 @@ class VisionLanguage:
             raise BadInputError(
                 "the placeholders do not match the image features", expected=f"{len(features)} rows", got=f"{found}"
             )
+        return self._embedded(input_ids, features)
+
+    def _embedded(self, input_ids: Array, features: Array) -> Array:
         return self._open(self._embed).run({"input_ids": input_ids, "image_features": features})["inputs_embeds"]
 
     def prefill(
@@ -66,11 +69,10 @@ class VisionLanguage:
     def advance(self, decoder: CachedDecoder, tokens: Sequence[int]) -> Array:
         """Feed one token to each prompt and return the next logits [batch, V].
 
-        Raises:
-            BadInputError: A token is the image placeholder: without features the graph has no row for it.
+        A placeholder that the model itself generated is a word like any other: there is no feature row for it.
         """
         ids = np.array(tokens, np.int64)[:, None]
-        return decoder.step("inputs_embeds", self.embed(ids))[:, -1]
+        return decoder.step("inputs_embeds", self._embedded(ids, np.zeros((0, self._hidden), np.float32)))[:, -1]
 
     def greedy(
         self, input_ids: Sequence[int], pixel_values: Array | None, *, max_new_tokens: int, stop_at_eos: bool = True

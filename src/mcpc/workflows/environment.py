@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import resource
 import sys
+from pathlib import Path
 
 from mcpc import __version__
 
@@ -13,7 +14,16 @@ _TOOLS = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "onnxruntime
 
 
 def peak_rss_bytes() -> int:
-    """Return the peak resident memory of this process so far, in bytes."""
+    """Return the peak resident memory of this process so far, in bytes.
+
+    Linux carries `ru_maxrss` over from the process that started this one, however large that was; the high-water mark
+    of this program's own memory is `VmHWM`. Source: proc(5), getrusage(2).
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        for line in status.read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

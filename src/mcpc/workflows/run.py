@@ -65,7 +65,7 @@ class _Call:
         """Return runners of every component, opened, and the milliseconds that took."""
         started = time.perf_counter()
         self.progress.stage("load", ", ".join(component.name for component in self.manifest.components))
-        runners = package_runners(self.package.root, self.manifest)
+        runners = package_runners(self.package.root, self.manifest, accuracy_level=None)
         for component in self.manifest.components:
             runners(component.name)
         return runners, _ms_since(started)
