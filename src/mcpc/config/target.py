@@ -55,7 +55,7 @@ class Weights(Strict):
     dtypes: tuple[str, ...]
     block_sizes: tuple[int, ...] = Field(description="INT4 elements that share a scale.")
     zero_points: Literal["zero"] = Field(description="`zero`: symmetric quantization only.")
-    int4_columns_multiple: int = Field(description="Columns of an INT4 weight; others are widened at every run.")
+    columns_multiple: int = Field(description="Columns of a packed weight; others are widened at every run.")
 
 
 class SizeRange(Strict):

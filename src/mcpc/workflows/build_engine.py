@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from mcpc.backends.trt import sidecar
 from mcpc.backends.trt.build import Built, build, require_builder
 from mcpc.backends.trt.check import check_graph
 from mcpc.backends.trt.lowering import Lowered, lower, main_dtype, open_flat
+from mcpc.backends.trt.padding import pad_columns
 from mcpc.backends.trt.profiles import Profile, ProfileOption, make_profiles, parse_profile
 from mcpc.backends.trt.readback import check_plan, expected_weights, read_plan
 from mcpc.backends.trt.stream import write_lowered
@@ -141,10 +142,9 @@ def _prepare(
     sizes = default_sizes(source.manifest, runtime)
     prepared, problems, hints = [], [], []
     for name, path in source.files.items():
-        model = open_flat(path)
-        lowered = lower(model, precision or _default_precision(source, model, runtime))
-        problems += check_graph(model, runtime, name)
-        inputs, outputs = _specs(model.graph.inputs), _specs(model.graph.outputs)
+        lowered = _lower(path, precision or _default_precision(source, path, runtime), runtime)
+        problems += check_graph(lowered.model, runtime, name)
+        inputs, outputs = _specs(lowered.model.graph.inputs), _specs(lowered.model.graph.outputs)
         try:
             profiles = make_profiles(
                 name, inputs, [option for option in options if option.component in ("", name)], sizes
@@ -165,8 +165,15 @@ def _prepare(
     return prepared
 
 
-def _default_precision(source: Source, model: ir.Model, runtime: Runtime) -> Precision:
-    return runtime.default_precision.get(source.dtype or dtype_name(main_dtype(model)), "keep")
+def _default_precision(source: Source, path: Path, runtime: Runtime) -> Precision:
+    return runtime.default_precision.get(source.dtype or dtype_name(main_dtype(open_flat(path))), "keep")
+
+
+def _lower(path: Path, precision: Precision, runtime: Runtime, wide: frozenset[str] = frozenset()) -> Lowered:
+    """Return a component's graph as the builder gets it, its weights not yet written."""
+    model = open_flat(path)
+    padded = pad_columns(model, runtime.weights.columns_multiple)
+    return replace(lower(model, precision, wide), padded=padded)
 
 
 def _specs(values: Sequence[ir.Value]) -> tuple[TensorSpec, ...]:
@@ -260,7 +267,7 @@ class _Engine:
             if not found - wide:
                 return graph, lowered
             wide |= frozenset(name.removesuffix(".to_float16") for name in found)
-            lowered = lower(open_flat(self._item.original), "float16", wide)
+            lowered = _lower(self._item.original, "float16", self._runtime, wide)
             graph = write_lowered(lowered.model, work)
         raise UnsupportedError(
             "float16 cannot hold the values of this graph",

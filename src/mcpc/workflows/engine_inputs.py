@@ -19,6 +19,7 @@ from mcpc.package import Package
 from mcpc.package.manifest import Manifest
 from mcpc.storage.digests import sha256_of_file
 from mcpc.verify.cases import Case, Cases
+from mcpc.workflows.samples import load_samples
 
 _SEED = 20260101
 #: Cases of one component that are executed: enough for two sizes, prefill and decode each.
@@ -94,7 +95,7 @@ def default_sizes(manifest: Manifest | None, runtime: Runtime) -> dict[str, Size
 def package_cases(source: Source, manifest: Manifest) -> dict[str, list[Case]]:
     """Return seeded cases of each chosen component, at sizes that differ."""
     cases: dict[str, list[Case]] = {name: [] for name in source.files}
-    for case in Cases(manifest, package_runners(source.path, manifest)).all(()):
+    for case in Cases(manifest, package_runners(source.path, manifest)).all(load_samples(source.path, manifest, ())):
         if case.component in cases and len(cases[case.component]) < _MOST_CASES:
             cases[case.component].append(case)
         if all(len(found) == _MOST_CASES for found in cases.values()):

@@ -127,6 +127,8 @@ def _quantized(node: ir.Node, runtime: Runtime, where: str) -> Iterator[Problem]
         yield from _zero_point(zero_point, where)
     if data is not None and data.dtype == ir.DataType.INT4:
         yield from _blocks(node, data, scale, runtime, where)
+    if data is not None and data.dtype in (ir.DataType.INT4, ir.DataType.INT8):
+        yield from _columns(data, runtime, where)
 
 
 def _zero_point(zero_point: ir.Value, where: str) -> Iterator[Problem]:
@@ -172,15 +174,19 @@ def _blocks(node: ir.Node, data: ir.Value, scale: ir.Value | None, runtime: Runt
         yield Problem(
             "partial INT4 block", place, f"a multiple of {block} along axis {axis}", str(shape[axis]), "block"
         )
-    columns = runtime.weights.int4_columns_multiple
-    if len(shape) == 2 and shape[1] % columns:
-        yield Problem(
-            "an INT4 weight that is widened at every run",
-            place,
-            f"columns in multiples of {columns}",
-            str(shape[1]),
-            "block",
-        )
+
+
+def _columns(data: ir.Value, runtime: Runtime, where: str) -> Iterator[Problem]:
+    """Check that a packed weight [K,N] stays packed; lowering pads those that it can."""
+    multiple = runtime.weights.columns_multiple
+    if data.const_value is None or data.shape is None or len(data.shape) != 2:
+        return
+    columns = data.shape.numpy()[1]
+    if columns % multiple and any(
+        use.node.op_type in ("MatMul", "Gemm") for node in data.consumers() for use in node.outputs[0].uses()
+    ):
+        place, expected = f"{where}, {data.name}", f"columns in multiples of {multiple}"
+        yield Problem("a packed weight that is widened at every run", place, expected, str(columns), "columns")
 
 
 def _single_output(node: ir.Node, _runtime: Runtime, where: str) -> Iterator[Problem]:

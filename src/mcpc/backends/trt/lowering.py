@@ -48,6 +48,7 @@ class Lowered:
         wide: Names of the nodes that stay float32, the islands and those of `kept`.
         clamped: Constants whose mask values were limited to the float16 range.
         kept: What had to stay float32 because of its range, with the reason.
+        padded: Packed weights that got more columns.
     """
 
     model: ir.Model
@@ -56,6 +57,7 @@ class Lowered:
     wide: tuple[str, ...] = ()
     clamped: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    padded: tuple[str, ...] = ()
 
 
 def open_flat(path: Path) -> ir.Model:

@@ -62,7 +62,8 @@ _CONSTANT = re.compile(
 )
 _CHIPS = re.compile(rb"accelerators=\{([^}\n]*)\}")
 _IO = re.compile(
-    r"^ Name: (?P<name>.+?), IOMode: (?P<mode>Input|Output), DataType: (?P<dtype>\w+), Dimensions: \[(?P<dims>[-\d,]*)\],"
+    r"^ Name: (?P<name>.+?), IOMode: (?P<mode>Input|Output), DataType: (?P<dtype>\w+),"
+    r" Dimensions: \[(?P<dims>[-\d,]*)\],"
     r".*?ProfileInfo: \[(?P<profiles>.*)\]$",
     re.MULTILINE,
 )
@@ -238,23 +239,12 @@ def _bytes_of(counts: Mapping[str, int], dtype: str | None) -> int:
 
 
 def _widened(report: str) -> Iterator[str]:
-    """Yield the layers that only turn a packed constant into a float tensor of the same static shape."""
+    """Yield the layers that compute from a packed weight alone: with no activation to read, all they do is widen it."""
     for match in _LAYER.finditer(report):
-        head, _, tail = match[0].partition("Constants: [")
-        constants, _, outputs = tail.partition("Outputs: [")
-        packed = {
-            _elements(dims) for _, dims, dtype in _TENSOR.findall(constants) if _REPORT_DTYPES.get(dtype) in _PACKED
-        }
-        for _, dims, dtype in _TENSOR.findall(outputs):
-            if _REPORT_DTYPES.get(dtype) in ("float32", "float16", "bfloat16") and _elements(dims) in packed:
-                yield head.split(",")[0].removeprefix("Name: ")
-
-
-def _elements(dims: str) -> int:
-    """Return the number of elements of a static shape, or -1 when a dimension is dynamic."""
-    count = 1
-    for size in _dims(dims):
-        if size < 0:
-            return -1
-        count *= size
-    return count
+        head, _, constants = match[0].partition("Constants: [")
+        if not head.rstrip(", ").endswith("Inputs: []"):
+            continue
+        for name, dims, dtype in _TENSOR.findall(constants.partition("Outputs: [")[0]):
+            packed = _REPORT_DTYPES.get(dtype)
+            if packed in _PACKED and nbytes(packed, _dims(dims)) >= _COUNTED_BYTES:
+                yield f"{head.split(',')[0].removeprefix('Name: ')}, {packed}[{dims}] {name}"

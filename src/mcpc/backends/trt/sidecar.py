@@ -79,6 +79,7 @@ def lowering_facts(lowered: Lowered) -> dict[str, Any]:
         "float32_nodes": len(lowered.wide),
         "limited_constants": list(lowered.clamped),
         "kept_float32": list(lowered.kept),
+        "padded_weights": list(lowered.padded),
     }
 
 
