@@ -113,13 +113,6 @@ class GenerationPlan(Strict):
     max_new_tokens: int = Field(description="Default of `mcpc run`.")
 
 
-class VerifyPlan(Strict):
-    """Gates. They may be stricter than the fixed ones, never looser."""
-
-    float32_max_abs: Annotated[float, Field(gt=0, le=1e-4)]
-    greedy_tokens: Annotated[int, Field(ge=32)] | None = None
-
-
 class Template(Strict):
     """A model template file."""
 
@@ -135,7 +128,6 @@ class Template(Strict):
     binding: BindingPlan | None = None
     generation: GenerationPlan | None = None
     weights: Weights = Weights()
-    verify: VerifyPlan
 
     @property
     def id(self) -> str:

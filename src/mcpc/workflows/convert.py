@@ -6,7 +6,7 @@ import fnmatch
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.core.progress import Progress
@@ -22,6 +22,9 @@ from mcpc.templates.match import load_templates, select
 from mcpc.templates.plan import ExportPlan, make_plan
 from mcpc.workflows import assemble
 from mcpc.workflows.environment import peak_rss_bytes, tool_versions
+
+if TYPE_CHECKING:
+    from mcpc.export.convert import Exporter
 
 Dtype = Literal["keep", "float32", "float16", "bfloat16"]
 Verify = Literal["full", "none"]
@@ -88,7 +91,7 @@ def convert(
 
 def _export(
     checkpoint: Checkpoint,
-    exporter: Any,
+    exporter: Exporter,
     plan: ExportPlan,
     options: Mapping[str, Any],
     verify: Verify,
