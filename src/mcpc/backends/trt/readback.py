@@ -25,10 +25,12 @@ from mcpc.graph import io
 
 #: How far the weight bytes of a plan may be from the packed bytes of the graph.
 WEIGHT_TOLERANCE = 0.05
-#: Scalars and constants below the inline limit of the graph are not counted, so a small engine needs some room.
-WEIGHT_FLOOR_BYTES = 16384
-#: Weights below this size are folded, merged or written into kernels; they are not looked for one by one.
-_COUNTED_BYTES = 1024
+#: Scalars and shape constants are not counted, and others are added by the builder, so a small engine needs some room.
+WEIGHT_FLOOR_BYTES = 4096
+#: Constants below this size are shapes, axes and scalars: the builder folds, merges or writes them into kernels.
+_COUNTED_BYTES = 64
+#: A widened constant below this size costs nothing worth a failure.
+_WIDENED_BYTES = 1024
 _PACKED = ("int4", "int8")
 
 _PLAN_DTYPES = {
@@ -246,5 +248,5 @@ def _widened(report: str) -> Iterator[str]:
             continue
         for name, dims, dtype in _TENSOR.findall(constants.partition("Outputs: [")[0]):
             packed = _REPORT_DTYPES.get(dtype)
-            if packed in _PACKED and nbytes(packed, _dims(dims)) >= _COUNTED_BYTES:
+            if packed in _PACKED and nbytes(packed, _dims(dims)) >= _WIDENED_BYTES:
                 yield f"{head.split(',')[0].removeprefix('Name: ')}, {packed}[{dims}] {name}"
