@@ -11,8 +11,9 @@ import pytest
 from trt_graphs import BF16, FLOAT, HALF, constant, linear, model, packed_linear, saved, step, value
 
 from mcpc.backends.ort import open_model
-from mcpc.backends.trt.lowering import lower, mask_values, open_flat
+from mcpc.backends.trt.lowering import lower, open_flat
 from mcpc.backends.trt.padding import pad_columns
+from mcpc.backends.trt.ranges import mask_values
 from mcpc.backends.trt.stream import write_lowered
 from mcpc.errors import UnsupportedError
 from mcpc.graph import io
@@ -136,13 +137,13 @@ def test_a_value_that_leaves_the_range_is_found_and_kept_float32(tmp_path: Path)
     case = Case("m", "large", {"x": np.full((2, 8), 100.0, np.float32)})
     lowered = lower(open_flat(path), "float16")
     graph = write_lowered(lowered.model, tmp_path)
-    found = beyond_float16(graph, lowered.model, [case])
+    found = beyond_float16(graph, [case])
     assert found == {"large"}
     again = lower(open_flat(path), "float16", found)
     assert dtypes(again.model)["large"] == FLOAT
     assert again.kept == ("large: its values leave the float16 range",)
     graph = write_lowered(again.model, tmp_path)
-    assert beyond_float16(graph, again.model, [case]) == frozenset()
+    assert beyond_float16(graph, [case]) == frozenset()
     y = open_model(graph, twin=False, optimize=False).run(case.feeds)["y"]
     assert np.abs(y - 100.0).max() < 0.1
 
@@ -202,3 +203,18 @@ def test_odd_columns_of_a_packed_weight_are_padded(tmp_path: Path, columns: int,
     (tmp_path / "padded").mkdir()
     y = open_model(write_lowered(made, tmp_path / "padded"), optimize=False).run(feeds)["y"]
     assert np.array_equal(y, open_model(path, optimize=False).run(feeds)["y"])
+
+
+def test_a_mask_and_an_empty_value_do_not_count_as_overflow(tmp_path: Path) -> None:
+    x = value("x", FLOAT, ["batch", 4])
+    allowed = value("allowed", FLOAT, ["batch", 4])
+    mask = step("Mul", [allowed, constant("lowest", np.array(np.finfo(np.float32).min))], "mask", shape=["batch", 4])
+    scores = step("Sub", [mask, x], "scores", shape=["batch", 4])
+    y = step("Softmax", [scores], "y", shape=["batch", 4], attributes={"axis": -1})
+    lowered = lower(open_flat(saved(model([x, allowed], [y]), tmp_path / "m.onnx")), "float16")
+    graph = write_lowered(lowered.model, tmp_path)
+    feeds = {"x": np.full((2, 4), 100, np.float32), "allowed": np.eye(2, 4, dtype=np.float32)}
+    empty = {name: array[:0] for name, array in feeds.items()}
+    assert beyond_float16(graph, [Case("m", "masked", feeds), Case("m", "empty", empty)]) == frozenset()
+    above = {"x": np.full((2, 4), -1e5, np.float32), "allowed": feeds["allowed"]}
+    assert beyond_float16(graph, [Case("m", "above", above)]) == {"scores"}

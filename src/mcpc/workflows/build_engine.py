@@ -263,7 +263,7 @@ class _Engine:
             source = main_dtype(open_flat(self._item.original))
             if lowered.precision != "float16" or dtype_name(source) == "float16":
                 return graph, lowered  # a graph that is float16 already is taken as it is
-            found = beyond_float16(graph, lowered.model, self._cases)
+            found = beyond_float16(graph, self._cases)
             if not found - wide:
                 return graph, lowered
             wide |= frozenset(name.removesuffix(".to_float16") for name in found)

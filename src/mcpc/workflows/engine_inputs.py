@@ -22,8 +22,8 @@ from mcpc.verify.cases import Case, Cases
 from mcpc.workflows.samples import load_samples
 
 _SEED = 20260101
-#: Cases of one component that are executed: enough for two sizes, prefill and decode each.
-_MOST_CASES = 4
+#: Cases of one component that are executed: two sizes, and a decoder's prefill and decode of each.
+_CASES, _DECODER_CASES = 2, 4
 _FREE_SIZES = (2, 3)
 
 
@@ -95,10 +95,11 @@ def default_sizes(manifest: Manifest | None, runtime: Runtime) -> dict[str, Size
 def package_cases(source: Source, manifest: Manifest) -> dict[str, list[Case]]:
     """Return seeded cases of each chosen component, at sizes that differ."""
     cases: dict[str, list[Case]] = {name: [] for name in source.files}
+    wanted = {name: _DECODER_CASES if manifest.component(name).role == "decoder" else _CASES for name in source.files}
     for case in Cases(manifest, package_runners(source.path, manifest)).all(load_samples(source.path, manifest, ())):
-        if case.component in cases and len(cases[case.component]) < _MOST_CASES:
+        if case.component in cases and len(cases[case.component]) < wanted[case.component]:
             cases[case.component].append(case)
-        if all(len(found) == _MOST_CASES for found in cases.values()):
+        if all(len(found) == wanted[name] for name, found in cases.items()):
             break
     return cases
 

@@ -26,11 +26,9 @@ from mcpc.graph.widen import WidenedTensor, widen
 from mcpc.passes.quantize.tables import DequantizeTables
 
 _WIDE = ir.DataType.FLOAT
-_HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 FLOAT16_MAX = 65504.0
 BFLOAT16_MAX = 3.3895313892515355e38
-#: A mask adds to attention scores, and has no effect behind their Softmax.
-_MASK_ENDS = frozenset({"Softmax", "Attention"})
 #: A constant of this magnitude only says "never": no weight or scale of a network that has a float16 form reaches it.
 MASK_MAGNITUDE = 1e9
 #: Inputs that the ONNX standard fixes to float32 whatever the dtype of the data.
@@ -80,7 +78,7 @@ def open_flat(path: Path) -> ir.Model:
 def main_dtype(model: ir.Model) -> ir.DataType:
     """Return the float dtype of the graph's inputs and outputs; float32 when it has none."""
     for value in (*model.graph.inputs, *model.graph.outputs):
-        if value.dtype is not None and (value.dtype in _HALVES or value.dtype == _WIDE):
+        if value.dtype is not None and (value.dtype in HALVES or value.dtype == _WIDE):
             return value.dtype
     return _WIDE
 
@@ -114,7 +112,7 @@ def _fold_weight_casts(model: ir.Model) -> None:
         if source is None or source.const_value is None or node.graph is None or not source.is_initializer():
             continue
         to = ir.DataType(node.attributes["to"].as_int())
-        if source.dtype in _HALVES and to == _WIDE:
+        if source.dtype in HALVES and to == _WIDE:
             output = node.outputs[0]
             twin = ir.Value(name=f"{source.name}.{io.dtype_name(to)}", shape=source.shape, type=ir.TensorType(to))
             twin.const_value = _cast_tensor(source.const_value, to, twin.name or "", None)
@@ -176,7 +174,7 @@ class _Narrowing:
         self._constants: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self._casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self._floats = self._float_values()
-        self._limit = _largest(to)
+        self._limit = largest(to)
         self._check_constants()
         self._wide = self._touching(self._kept) | (wide_nodes(model) if source == _WIDE else set())
 
@@ -323,7 +321,7 @@ class _Narrowing:
             graph.outputs[index] = cast
 
 
-def _largest(dtype: ir.DataType) -> float:
+def largest(dtype: ir.DataType) -> float:
     """Return the largest finite number of a 16-bit float dtype."""
     return FLOAT16_MAX if dtype == ir.DataType.FLOAT16 else BFLOAT16_MAX
 
@@ -333,28 +331,3 @@ def release(tensor: ir.TensorProtocol) -> None:
     source = tensor.source if isinstance(tensor, WidenedTensor) else tensor
     if isinstance(source, ir.ExternalTensor):
         source.release()
-
-
-def mask_values(model: ir.Model) -> frozenset[str]:
-    """Return the names of the values that come of a mask constant, up to the Softmax that ends its effect."""
-    stack = [
-        value for value in io.all_initializers(model) if value.const_value is not None and _is_limit(value.const_value)
-    ]
-    seen: set[ir.Value] = set()
-    while stack:
-        value = stack.pop()
-        if value not in seen:
-            seen.add(value)
-            stack += [
-                output for use in value.uses() if use.node.op_type not in _MASK_ENDS for output in use.node.outputs
-            ]
-    return frozenset(str(value.name) for value in seen)
-
-
-def _is_limit(tensor: ir.TensorProtocol) -> bool:
-    if tensor.dtype not in _HALVES:
-        return False
-    lowest = -_largest(tensor.dtype)
-    values = tensor.numpy().astype(np.float32)
-    release(tensor)
-    return bool((values <= lowest).any())
