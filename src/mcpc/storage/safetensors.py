@@ -177,9 +177,3 @@ def write_stream(
             raise ValueError(f"{plan.name}: {written} bytes given, {spans[plan.name][1]} planned")
     base = 8 + len(text)
     return {name: (base + offset, size) for name, (offset, size) in spans.items()}
-
-
-def iter_entries(files: Iterable[Path]) -> Iterator[Entry]:
-    """Yield the entries of several files in order."""
-    for path in files:
-        yield from read_header(path).values()

@@ -13,7 +13,7 @@ import numpy as np
 
 from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.errors import BadInputError
-from mcpc.inference.cache import require_cache
+from mcpc.inference.cache import positions, require_cache
 from mcpc.package import Manifest
 
 _SEED = 20260101
@@ -52,12 +52,6 @@ class Sample:
 
     label: str
     feeds: Mapping[str, Array]
-
-
-def positions(attention_mask: Array, sequence: int) -> Array:
-    """Return position ids [batch, sequence] int64 of the last `sequence` tokens; padding counts as position 0."""
-    running = np.maximum(np.cumsum(attention_mask, axis=1) - 1, 0)
-    return np.asarray(running[:, -sequence:], np.int64)
 
 
 class Cases:
@@ -143,13 +137,13 @@ class Cases:
         batch, length = mask.shape
         empty = np.zeros((batch, cache.kv_heads, 0, cache.head_dim), np.float32)
         past = {f"past.{i}.{part}": empty for i in range(cache.layers) for part in ("key", "value")}
-        feeds = {**first, "attention_mask": mask, "position_ids": positions(mask, length), **past, **extra}
+        feeds = {**first, "attention_mask": mask, "position_ids": positions(mask)[:, -length:], **past, **extra}
         yield Case("decoder", f"{label} prefill={length} past=0", feeds, mask)
         present = self.reference("decoder").run(feeds)
         past = {name: present[name.replace("past.", "present.", 1)] for name in past}
         steps = next(iter(then.values())).shape[1]
         longer = np.concatenate([mask, np.ones((batch, steps), np.int64)], axis=1)
-        decode = {**then, "attention_mask": longer, "position_ids": positions(longer, steps), **past, **extra}
+        decode = {**then, "attention_mask": longer, "position_ids": positions(longer)[:, -steps:], **past, **extra}
         yield Case("decoder", f"{label} sequence={steps} past={length}", decode, longer)
 
     # -- dual encoder
