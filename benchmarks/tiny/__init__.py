@@ -1,0 +1,15 @@
+"""Tiny random checkpoints, one function per model type: what the coverage table is measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tiny import dual_encoders, speech, vision_language
+from tiny.build import Tiny
+
+#: (model type, architecture) -> how its tiny checkpoint is made.
+CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
+    **dual_encoders.CHECKPOINTS,
+    **speech.CHECKPOINTS,
+    **vision_language.CHECKPOINTS,
+}
