@@ -14,12 +14,9 @@ refused by name. Exit code 1 when `--check` finds another status than the table 
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
-import os
-import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from tiny import CHECKPOINTS, child
+from tiny.build import write
 from tiny.table import render
 
 from mcpc.errors import ExitCode
@@ -41,9 +41,7 @@ TASKS = ("IMAGE_TEXT_TO_TEXT", "MULTIMODAL_LM", "SPEECH_SEQ_2_SEQ", "ZERO_SHOT_I
 TIME_LIMIT_S = 400
 MEMORY_LIMIT_BYTES = 12 << 30
 ROTATING_ROWS = 10
-_STATUS = {ExitCode.DONE: "verified", ExitCode.UNSUPPORTED: "refused"}
-#: A Python program has no C type of a stuck child; this is what its row says.
-_TIMED_OUT = -1
+_STATUS: Mapping[int | None, str] = {ExitCode.DONE: "verified", ExitCode.UNSUPPORTED: "refused"}
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,6 @@ def listed_types() -> dict[tuple[str, str], tuple[str, ...]]:
 
 def measure(key: tuple[str, str], tasks: tuple[str, ...], folder: Path) -> Row:
     """Make the checkpoint of one row and convert it."""
-    from tiny import CHECKPOINTS  # torch takes seconds
-    from tiny.build import write
-
     model_type, architecture = key
     shutil.rmtree(folder, ignore_errors=True)
     checkpoint = folder / "checkpoint"
@@ -102,10 +97,11 @@ def measure(key: tuple[str, str], tasks: tuple[str, ...], folder: Path) -> Row:
             return Row(model_type, architecture, tasks, "failed", f"no tiny checkpoint: {_line(str(error))}")
     else:
         _write_name_only(model_type, architecture, checkpoint)
-    code, document, text = _convert(checkpoint, folder / "package")
-    status = _STATUS.get(ExitCode(code), "failed") if code in set(ExitCode) else "failed"
+    outcome = child.convert(checkpoint, folder / "package", TIME_LIMIT_S, MEMORY_LIMIT_BYTES)
+    document = outcome.document
+    status = _STATUS.get(outcome.code, "failed")
     if status != "verified":
-        words = [str(document[name]) for name in ("message", "got") if document.get(name)] or [text]
+        words = [str(document[name]) for name in ("message", "got") if document.get(name)] or [outcome.words]
         return Row(model_type, architecture, tasks, status, _line(": ".join(words)))
     return _verified(model_type, architecture, tasks, document)
 
@@ -126,24 +122,6 @@ def _write_name_only(model_type: str, architecture: str, root: Path) -> None:
     (root / "config.json").write_text(json.dumps({"model_type": model_type, "architectures": [architecture]}))
     with (root / "model.safetensors").open("wb") as file:
         write_stream(file, [Plan("weight", "float32", (2,))], iter([np.ones(2, np.float32)]))
-
-
-def _convert(checkpoint: Path, package: Path) -> tuple[int, Mapping[str, Any], str]:
-    """Run `mcpc convert --json`; return its exit code, its document ({} when it printed none) and its last words."""
-    command = [sys.executable, "-m", "mcpc", "convert", str(checkpoint), "-o", str(package), "--json"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False, preexec_fn=_limit_memory
-        )
-    except subprocess.TimeoutExpired:
-        return _TIMED_OUT, {}, f"took longer than {TIME_LIMIT_S} s"
-    document = json.loads(done.stdout) if done.stdout.strip() else {}
-    lines = done.stderr.strip().splitlines()
-    return done.returncode, document, lines[-1] if lines else f"exit code {done.returncode}"
-
-
-def _limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
 
 
 def _line(text: str) -> str:
@@ -181,9 +159,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with the committed table, write nothing")
     parser.add_argument("--keep", type=Path, help="keep checkpoints and packages in this folder")
     options = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)  # a child forked from a process with threads may hang
+    child.warm_up()
     listed, committed = listed_types(), read_table()
-    only = options.only or (rotating(committed, datetime.date.today().toordinal()) if options.check else None)
+    only = options.only or (rotating(committed, dt.date.today().toordinal()) if options.check else None)
     chosen = {key: tasks for key, tasks in listed.items() if only is None or key[0] in only}
     if only and (unknown := sorted(set(only) - {key[0] for key in listed})):
         parser.error(f"transformers lists no such type: {', '.join(unknown)}")

@@ -11,8 +11,8 @@ _HEAD = """# Coverage
 Every model type that transformers lists for image-text-to-text, multimodal language models, speech sequence-to-sequence
 and zero-shot image classification. For each, `benchmarks/coverage.py` makes a tiny checkpoint (`benchmarks/tiny/`: at
 least two layers of every kind, random weights large enough to matter, a real tokenizer), runs `mcpc convert`, which
-compares every component and the whole model with PyTorch at several sizes, and writes this file. CI converts ten of them
-again each day and compares.
+compares every component and the whole model with PyTorch at several sizes, and writes this file. CI converts ten of
+them again each day and compares.
 
 - **verified**: converted; every output within the gate (1e-4, or float64 as the judge).
 - **refused**: exit code 4 and the reason; nothing is written.
