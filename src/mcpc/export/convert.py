@@ -35,9 +35,9 @@ class Exporter:
         self.embedding_rows = _embedding_rows(self._model)
         self._fake = make_fake(self._model)
 
-    def trace(self, component: PlannedComponent, plan: ExportPlan) -> Traced:
-        """Trace one component of the plan."""
-        return trace(self._model, self._fake, component, plan, self.source)
+    def trace(self, component: PlannedComponent, plan: ExportPlan, each_layer: bool = False) -> Traced:
+        """Trace one component of the plan; every layer of it, or one of each kind."""
+        return trace(self._model, self._fake, component, plan, self.source, each_layer)
 
 
 def _embedding_rows(model: Any) -> int | None:

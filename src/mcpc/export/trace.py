@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 import torch
 import transformers
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.exporters.exporter_onnx import _ONNX_TRANSLATION_TABLE, apply_onnx_ir_fixes
 from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
@@ -17,9 +18,11 @@ from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 from mcpc.core.tensors import Dimension, TensorSpec
 from mcpc.errors import InternalError, UnsupportedError
 from mcpc.export.components import WRAPPERS, Wrapper
+from mcpc.export.layers import one_layer_of_each_kind
 from mcpc.export.skeleton import TORCH_DTYPES
 from mcpc.graph.dims import rename_dimensions
 from mcpc.graph.hide import hidden_initializers
+from mcpc.graph.stack import expand_layers, expandable
 from mcpc.templates.plan import ExportPlan, PlannedComponent
 
 OPSET = 21
@@ -53,8 +56,11 @@ def trace(
     component: PlannedComponent,
     plan: ExportPlan,
     weight_names: Mapping[str, str],
+    each_layer: bool = False,
 ) -> Traced:
     """Return the optimized graph of a component; weights are initializers named as in the model, without bytes.
+
+    One layer of each kind is traced and cloned, so that time and memory do not grow with depth.
 
     Args:
         model: Skeleton whose parameters are FakeTensors.
@@ -62,6 +68,7 @@ def trace(
         component: What to trace.
         plan: The whole plan, for sizes and placeholders.
         weight_names: Parameter name -> checkpoint tensor name; such initializers are hidden from the optimizer.
+        each_layer: Trace every layer, and clone none.
 
     Raises:
         UnsupportedError: torch cannot trace or translate the component, or it fixes a dimension that must be dynamic.
@@ -71,7 +78,8 @@ def trace(
     tensors = tuple(_sample(spec, sizes, fake) for spec in component.inputs)
     shapes = {"tensors": tuple(_dynamic_axes(spec) for spec in component.inputs)}
     try:
-        program = _export(wrapper, tensors, shapes, component)
+        with contextlib.nullcontext() if each_layer else one_layer_of_each_kind(model):
+            program = _export(wrapper, tensors, shapes, component)
     except Exception as error:  # torch raises many unrelated types
         raise UnsupportedError(
             f"cannot trace component {component.name}",
@@ -84,7 +92,11 @@ def trace(
     with hidden_initializers(graph_model, lambda name: names.get(name) in weight_names):
         program.optimize()
     apply_onnx_ir_fixes(program)
+    if not each_layer and not expandable(graph_model):
+        return trace(model, fake, component, plan, weight_names, each_layer=True)
     _rename_initializers(graph_model, names)
+    if expand_layers(graph_model):  # the clones repeat what the tracer computes once, such as a mask
+        CommonSubexpressionEliminationPass()(graph_model)
     _name_io(graph_model, component)
     relations = rename_dimensions(graph_model, component.inputs, component.outputs)
     return Traced(component, graph_model, relations)

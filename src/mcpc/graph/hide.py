@@ -18,6 +18,11 @@ def unbound(value: ir.Value) -> ir.ExternalTensor:
     return ir.ExternalTensor(UNBOUND, 0, 0, value.dtype, shape=value.shape, name=value.name or "")
 
 
+def is_unbound(value: ir.Value) -> bool:
+    """Return True for an initializer whose bytes are bound later."""
+    return isinstance(value.const_value, ir.ExternalTensor) and value.const_value.location == UNBOUND
+
+
 @contextlib.contextmanager
 def hidden_initializers(model: ir.Model, is_weight: Callable[[str], bool]) -> Iterator[None]:
     """Turn weights into graph inputs for the length of the block, then back into unbound initializers.

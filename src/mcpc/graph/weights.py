@@ -18,7 +18,7 @@ from mcpc.core.progress import Progress
 from mcpc.core.runner import Array
 from mcpc.core.tensors import FLOAT_DTYPES
 from mcpc.errors import BadInputError, InternalError, Problem
-from mcpc.graph.hide import UNBOUND
+from mcpc.graph.hide import is_unbound
 from mcpc.graph.io import all_initializers, dtype_name, dtype_of
 from mcpc.package import PackageWriter
 from mcpc.storage.digests import sha256_of_file
@@ -59,11 +59,7 @@ def wanted_dtypes(
 
 def unbound_initializers(model: ir.Model) -> list[ir.Value]:
     """Return the initializers that still wait for their bytes."""
-    return [
-        v
-        for v in all_initializers(model)
-        if isinstance(v.const_value, ir.ExternalTensor) and v.const_value.location == UNBOUND
-    ]
+    return [value for value in all_initializers(model) if is_unbound(value)]
 
 
 def place_weights(
