@@ -17,14 +17,15 @@ def clip_images(size: int) -> Files:
     return {"preprocessor_config.json": config}
 
 
+def images_of(processor: str, size: int) -> Files:
+    """An image processor that resizes to an exact size."""
+    config = {"image_processor_type": processor, "size": {"height": size, "width": size}}
+    return {"preprocessor_config.json": config}
+
+
 def siglip_images(size: int) -> Files:
     """SigLIP's image processor: exact size."""
-    return {
-        "preprocessor_config.json": {
-            "image_processor_type": "SiglipImageProcessor",
-            "size": {"height": size, "width": size},
-        }
-    }
+    return images_of("SiglipImageProcessor", size)
 
 
 def whisper_audio(mel_bins: int, chunk_s: int) -> Files:

@@ -37,7 +37,8 @@ def test_clip_choices(clip_package: Path, fashion_clip: Path, assets: Path) -> N
     manifest = Package.open(clip_package).manifest
     ids, mask = TextProcessor.open(clip_package, manifest).batch([f"a photo of a {name}" for name in CLASSES])
     model = DualEncoder(manifest, package_runners(clip_package, manifest))
-    logits = model.scores(model.encode_images(pixels), model.encode_texts(ids, mask))
+    texts = model.encode_texts({"input_ids": ids, "attention_mask": mask})
+    logits = model.scores(model.encode_images({"pixel_values": pixels}), texts)
     reference = CLIPModel.from_pretrained(fashion_clip, dtype=torch.float32).eval()
     with torch.no_grad():
         tensors = {"input_ids": ids, "attention_mask": mask, "pixel_values": pixels}

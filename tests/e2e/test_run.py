@@ -15,7 +15,7 @@ from mcpc.backends.ort import package_runners
 from mcpc.cli.run import run as command
 from mcpc.core.progress import Silent
 from mcpc.errors import BadInputError, McpcError, UnsupportedError, UsageError
-from mcpc.inference import SpeechSeq2Seq, VisionLanguage
+from mcpc.inference import Seq2Seq, VisionLanguage
 from mcpc.package import Package, PackageWriter
 from mcpc.processing.audio import load_audio
 from mcpc.processing.images import load_images
@@ -159,12 +159,12 @@ def test_transcripts_equal_pytorch(whisper_package: Path, assets: Path) -> None:
         assets / "checkpoints" / "whisper-tiny.en", dtype=torch.float32
     ).eval()
     manifest = Package.open(whisper_package).manifest
-    chain = SpeechSeq2Seq(manifest, package_runners(whisper_package, manifest))
+    chain = Seq2Seq(manifest, package_runners(whisper_package, manifest))
     clips = sorted((assets / "data" / "speech").glob("*.wav"))
     assert len(clips) == 11
     for clip in clips:
         features = load_audio(clip, manifest.modalities["audio"])
-        tokens = [step.token for step in chain.greedy(features, max_new_tokens=200)]
+        tokens = [step.token for step in chain.greedy({"input_features": features}, max_new_tokens=200)]
         sequence = model.generate(torch.from_numpy(features), do_sample=False, num_beams=1)[0].tolist()
         assert tokens[:-1] == [token for token in sequence if token < END_OF_TEXT]
         assert tokens[-1] == END_OF_TEXT

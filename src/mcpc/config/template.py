@@ -43,9 +43,13 @@ class TensorPlan(Strict):
 class Call(Strict):
     """Which wrapper of `export/components.py` traces the component, and its options."""
 
-    wrapper: Literal["features", "vision-embed", "causal-decoder", "similarity", "speech-encoder", "speech-decoder"]
+    wrapper: str = Field(description="A name in the registry of export/wrappers.py.")
     method: str | None = Field(default=None, description="`features`: the method of the transformers model.")
     flatten: bool = Field(default=False, description="`features`: [items, rows, H] becomes [items * rows, H].")
+    scale: Literal["exp(logit_scale)", "1 / temperature", "1"] = Field(
+        default="exp(logit_scale)", description="`similarity`: multiplier of the cosine, from the model's parameters."
+    )
+    bias: Literal["logit_bias"] | None = Field(default=None, description="`similarity`: added to the scaled cosine.")
 
 
 class Cache(Strict):
@@ -83,6 +87,10 @@ class ModalityPlan(Strict):
     mime_types: tuple[str, ...] = ()
     max_bytes: int | None = None
     max_pixels: int | None = None
+    sizes: dict[str, tuple[int, ...]] = Field(
+        default_factory=dict,
+        description="Sizes of the inputs' dynamic dimensions: the first is traced, the others are verified.",
+    )
 
 
 class BindingPlan(Strict):
@@ -91,6 +99,7 @@ class BindingPlan(Strict):
     max_tokens: str
     truncation: Literal["refuse", "proportional"]
     prompt: str | None = Field(default=None, description="Used when the checkpoint brings no chat template.")
+    pad_to: str | None = Field(default=None, description="Text encoders: dotted path of the fixed token length.")
     suffix: tuple[str, ...] = Field(default=(), description="Dotted paths of token ids appended after the text.")
 
 
@@ -117,7 +126,7 @@ class Template(Strict):
     """A model template file."""
 
     meta: Meta = Field(alias="__meta__")
-    kind: Literal["vision-language", "dual-encoder", "speech-seq2seq"]
+    kind: Literal["vision-language", "dual-encoder", "speech-seq2seq", "image-seq2seq"]
     match: Match
     dimensions: dict[str, str] = Field(description="Name -> expression over the config, such as config.a / config.b.")
     dynamic: tuple[str, ...]

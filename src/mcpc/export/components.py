@@ -14,61 +14,12 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import DynamicCache, EncoderDecoderCache
-from transformers.cache_utils import CacheLayerMixin
+from transformers import EncoderDecoderCache
 
-from mcpc.errors import InternalError
+from mcpc.errors import BadInputError
+from mcpc.export.families import FAMILY_WRAPPERS
+from mcpc.export.wrapper import Outputs, Wrapper, flat_cache, tensor_of
 from mcpc.templates.plan import ExportPlan, PlannedComponent
-
-Outputs = tuple[torch.Tensor, ...]
-
-
-class Wrapper(torch.nn.Module):
-    """Base: calls `compute` with the named tensors and returns a flat tuple in the order of the plan."""
-
-    def __init__(self, model: transformers.PreTrainedModel, component: PlannedComponent, plan: ExportPlan) -> None:
-        super().__init__()
-        self.model = model
-        self.component = component
-        self.plan = plan
-
-    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
-        """Return the outputs in the order of the plan."""
-        raise InternalError("a wrapper must compute something", where=type(self).__name__)
-
-    def eager(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
-        """Return the same outputs in PyTorch; differs from `compute` where that uses a symbolic op."""
-        return self.compute(tensors)
-
-    def forward(self, *tensors: torch.Tensor) -> Outputs:
-        """Trace entry: tensors in the order of `component.inputs`."""
-        names = [spec.name for spec in self.component.inputs]
-        return self.compute(dict(zip(names, tensors, strict=True)))
-
-    def cache_of(self, tensors: Mapping[str, torch.Tensor], prefix: str) -> DynamicCache:
-        """Return a transformers cache filled with `<prefix>.<i>.key|value`."""
-        if self.component.cache is None:
-            raise InternalError("a wrapper with a cache needs a component with one", where=self.component.name)
-        layers = range(self.component.cache.layers)
-        return DynamicCache([(tensors[f"{prefix}.{i}.key"], tensors[f"{prefix}.{i}.value"]) for i in layers])
-
-
-def _flat(cache: DynamicCache) -> Outputs:
-    """Return the keys and values of every layer, in order."""
-    tensors: list[torch.Tensor] = []
-    for number, layer in enumerate(cache.layers):
-        if not isinstance(layer, CacheLayerMixin) or layer.keys is None or layer.values is None:
-            raise InternalError("a cache layer holds no keys and values", where=f"layer {number}")
-        tensors += (layer.keys, layer.values)
-    return tuple(tensors)
-
-
-def _tensor_of(module: torch.nn.Module, name: str) -> torch.Tensor:
-    """Return a parameter of a module; not `get_parameter`, because a trace puts plain tensors in their place."""
-    tensor = getattr(module, name)
-    if not isinstance(tensor, torch.Tensor):
-        raise InternalError("the model has another layout than its wrapper expects", where=name, expected="a tensor")
-    return tensor
 
 
 class Features(Wrapper):
@@ -95,7 +46,7 @@ class VisionEmbed(Wrapper):
     def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
         """Return [batch, sequence, hidden] from ids [batch, sequence] and rows [feature_rows, hidden]."""
         ids, features = tensors["input_ids"], tensors["image_features"]
-        table = _tensor_of(self.model.get_input_embeddings(), "weight")
+        table = tensor_of(self.model.get_input_embeddings(), "weight")
         is_image = ids == self.plan.placeholder_ids["image"]
         number = is_image.reshape(-1).to(torch.int64).cumsum(0).reshape(is_image.shape)
         # A placeholder id that the model itself generated has no row: it is a word like any other.
@@ -128,18 +79,7 @@ class CausalDecoder(Wrapper):
             cache=cache,
             use_cache=True,
         )
-        return (self.model.get_output_embeddings()(output[0]), *_flat(cache))
-
-
-class Similarity(Wrapper):
-    """Scaled cosine similarity of image and text embeddings, as CLIP's forward computes it."""
-
-    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
-        """Return logits [images, texts]."""
-        image, text = tensors["image_embeds"], tensors["text_embeds"]
-        image = image / image.pow(2).sum(dim=-1, keepdim=True).pow(0.5)
-        text = text / text.pow(2).sum(dim=-1, keepdim=True).pow(0.5)
-        return ((text @ image.t() * _tensor_of(self.model, "logit_scale").exp()).t(),)
+        return (self.model.get_output_embeddings()(output[0]), *flat_cache(cache))
 
 
 class SpeechEncoder(Wrapper):
@@ -176,17 +116,34 @@ class SpeechDecoder(Wrapper):
             cache=cache,
             use_cache=True,
         )
-        return (self.model.get_output_embeddings()(output[0]), *_flat(own))
+        return (self.model.get_output_embeddings()(output[0]), *flat_cache(own))
 
 
 WRAPPERS: Mapping[str, type[Wrapper]] = {
     "features": Features,
     "vision-embed": VisionEmbed,
     "causal-decoder": CausalDecoder,
-    "similarity": Similarity,
     "speech-encoder": SpeechEncoder,
     "speech-decoder": SpeechDecoder,
+    **FAMILY_WRAPPERS,
 }
+
+
+def make_wrapper(model: transformers.PreTrainedModel, component: PlannedComponent, plan: ExportPlan) -> Wrapper:
+    """Return the wrapper that a component's template names.
+
+    Raises:
+        BadInputError: There is no such wrapper.
+    """
+    found = WRAPPERS.get(component.call.wrapper)
+    if found is None:
+        raise BadInputError(
+            "the template names an unknown wrapper",
+            where=f"{plan.template.id}: components.{component.name}.call.wrapper",
+            expected=", ".join(WRAPPERS),
+            got=component.call.wrapper,
+        )
+    return found(model, component, plan)
 
 
 class _TensorStaysWhole(type):

@@ -13,12 +13,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 import transformers
+from transformers.modeling_outputs import BaseModelOutput
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.core.runner import Array, Feeds
 from mcpc.core.tensors import FLOAT_DTYPES
 from mcpc.errors import BadInputError, InternalError
-from mcpc.export.components import WRAPPERS
+from mcpc.export.components import make_wrapper
 from mcpc.export.skeleton import TORCH_DTYPES, load_config, model_class
 from mcpc.storage.safetensors import Entry
 from mcpc.templates.plan import ExportPlan, PlannedComponent
@@ -77,11 +78,16 @@ class TorchReference:
             sequence = model.generate(**tensors, generation_config=config)
         return [int(token) for token in sequence[0, tensors["input_ids"].shape[1] :]]
 
-    def transcribe(self, features: Array, start: Sequence[int], new_tokens: int) -> list[int]:
-        """Return exactly `new_tokens` greedy tokens after `start`, past the end of text too.
+    def answer(self, feeds: Feeds, start: Sequence[int], new_tokens: int) -> list[int]:
+        """Return exactly `new_tokens` greedy tokens of an encoder-decoder model, past the end of text too.
 
-        Whisper's own `generate` cuts its answer at the end of text, so this is its forward without any cache, under
-        its own logits processors.
+        `generate` of these models stops at the end of text, so this is the forward without any cache, under the
+        model's own logits processors.
+
+        Args:
+            feeds: The model's own inputs; the first row is answered.
+            start: Tokens that the decoder starts from.
+            new_tokens: How many tokens.
         """
         config = self.model.generation_config
         processors = transformers.LogitsProcessorList()
@@ -93,9 +99,15 @@ class TorchReference:
             )
         ids = torch.tensor([list(start)])
         with torch.no_grad():
-            encoded = self.model.get_encoder()(torch.from_numpy(features))
+            inputs: dict[str, Any] = {
+                name: torch.from_numpy(np.ascontiguousarray(value[:1])) for name, value in feeds.items()
+            }
             for _ in range(new_tokens):
-                logits = self.model(encoder_outputs=encoded, decoder_input_ids=ids).logits[:, -1]
+                output = self.model(**inputs, decoder_input_ids=ids, use_cache=False)
+                if "encoder_outputs" not in inputs:
+                    inputs = {name: value for name, value in inputs.items() if name == "attention_mask"}
+                    inputs["encoder_outputs"] = BaseModelOutput(output.encoder_last_hidden_state)
+                logits = output.logits[:, -1]
                 scores = processors(cast(torch.LongTensor, ids), logits)
                 ids = torch.cat([ids, scores.argmax(dim=-1, keepdim=True)], dim=1)
         return [int(token) for token in ids[0, len(start) :]]
@@ -126,7 +138,7 @@ def _load(checkpoint: Checkpoint) -> transformers.PreTrainedModel:
     state = {name: _torch_tensor(entry) for name, entry in checkpoint.tensors.items()}
     try:
         model: transformers.PreTrainedModel = cls.from_pretrained(
-            None, config=load_config(checkpoint.root), state_dict=state, dtype=torch.float32, attn_implementation="sdpa"
+            None, config=load_config(checkpoint.root), state_dict=state, dtype=torch.float32
         )
     except Exception as error:
         raise BadInputError(
@@ -148,7 +160,7 @@ class TorchRunner:
     def __init__(self, model: transformers.PreTrainedModel, component: PlannedComponent, plan: ExportPlan) -> None:
         self._component = component
         self._dtype = next(model.parameters()).dtype
-        self._wrapper = WRAPPERS[component.call.wrapper](model, component, plan)
+        self._wrapper = make_wrapper(model, component, plan)
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         """Return the named outputs, as numpy arrays of the model's float dtype."""

@@ -83,9 +83,7 @@ def build_skeleton(root: Path, architecture: str, dtype: str) -> transformers.Pr
     cls = model_class(architecture)
     try:
         with _parameters_on_meta(), _no_initialisation():
-            model: transformers.PreTrainedModel = cls._from_config(
-                config, dtype=TORCH_DTYPES[dtype], attn_implementation="sdpa"
-            )
+            model: transformers.PreTrainedModel = cls._from_config(config, dtype=TORCH_DTYPES[dtype])
     except Exception as error:
         raise BadInputError("transformers cannot build the model of this config", where=str(root / "config.json"),
                             got=f"{type(error).__name__}: {_line(error)}") from error  # fmt: skip

@@ -17,9 +17,10 @@ from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 
 from mcpc.core.tensors import Dimension, TensorSpec
 from mcpc.errors import InternalError, UnsupportedError
-from mcpc.export.components import WRAPPERS, Wrapper
+from mcpc.export.components import make_wrapper
 from mcpc.export.layers import one_layer_of_each_kind
 from mcpc.export.skeleton import TORCH_DTYPES
+from mcpc.export.wrapper import Wrapper
 from mcpc.graph.dims import rename_dimensions
 from mcpc.graph.hide import hidden_initializers
 from mcpc.graph.stack import expand_layers, expandable
@@ -46,8 +47,12 @@ class Traced:
 
 
 def trace_sizes(plan: ExportPlan) -> dict[str, int]:
-    """Return a small size, at least 2, for every dynamic dimension; all differ, or two would become one symbol."""
-    return dict(zip(plan.template.dynamic, _PRIMES, strict=False))
+    """Return a small size, at least 2, for every dynamic dimension; all differ, or two would become one symbol.
+
+    The template gives a larger one where an encoder needs it.
+    """
+    given = {name: sizes[0] for item in plan.template.modalities.values() for name, sizes in item.sizes.items()}
+    return dict(zip(plan.template.dynamic, _PRIMES, strict=False)) | given
 
 
 def trace(
@@ -73,7 +78,7 @@ def trace(
     Raises:
         UnsupportedError: torch cannot trace or translate the component, or it fixes a dimension that must be dynamic.
     """
-    wrapper = WRAPPERS[component.call.wrapper](model, component, plan)
+    wrapper = make_wrapper(model, component, plan)
     sizes = trace_sizes(plan)
     tensors = tuple(_sample(spec, sizes, fake) for spec in component.inputs)
     shapes = {"tensors": tuple(_dynamic_axes(spec) for spec in component.inputs)}

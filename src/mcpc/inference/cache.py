@@ -6,7 +6,7 @@ import numpy as np
 
 from mcpc.core.runner import Array, Feeds, Runner
 from mcpc.errors import BadInputError
-from mcpc.package.manifest import KvCache, Manifest
+from mcpc.package.manifest import Component, KvCache, Manifest
 
 
 def positions(attention_mask: Array) -> Array:
@@ -30,22 +30,36 @@ def require_cache(manifest: Manifest) -> KvCache:
     return manifest.kv_cache
 
 
+def empty_cache(cache: KvCache, batch: int) -> dict[str, Array]:
+    """Return `past.{i}.key|value` of length 0."""
+    empty = np.zeros((batch, cache.kv_heads, 0, cache.head_dim), np.float32)
+    return {f"past.{layer}.{kind}": empty for layer in range(cache.layers) for kind in ("key", "value")}
+
+
+def declared(component: Component, feeds: Feeds) -> dict[str, Array]:
+    """Return the feeds that a component declares as inputs; a family has a mask or positions, or it has not."""
+    names = {tensor.name for tensor in component.inputs}
+    return {name: value for name, value in feeds.items() if name in names}
+
+
 class CachedDecoder:
     """Runs `decoder` step by step: `past.{i}.key|value` [batch, kv_heads, past, head_dim] grow from length 0.
 
     Args:
+        component: The decoder's description.
         runner: Of the decoder.
         cache: The layout.
         batch: Rows that are decoded together.
         constants: Feeds that stay the same at every step, such as `cross.{i}.key`.
     """
 
-    def __init__(self, runner: Runner, cache: KvCache, batch: int, constants: Feeds | None = None) -> None:
+    def __init__(
+        self, component: Component, runner: Runner, cache: KvCache, batch: int, constants: Feeds | None = None
+    ) -> None:
+        self._component = component
         self._runner = runner
         self._constants = dict(constants or {})
-        empty = np.zeros((batch, cache.kv_heads, 0, cache.head_dim), np.float32)
-        self._slots = tuple(f"{layer}.{kind}" for layer in range(cache.layers) for kind in ("key", "value"))
-        self._past: dict[str, Array] = {f"past.{slot}": empty for slot in self._slots}
+        self._past = empty_cache(cache, batch)
         self._mask = np.zeros((batch, 0), np.int64)
 
     def step(self, name: str, tokens: Array, attention_mask: Array | None = None) -> Array:
@@ -65,6 +79,6 @@ class CachedDecoder:
             **self._past,
             **self._constants,
         }
-        outputs = self._runner.run(feeds)
-        self._past = {f"past.{slot}": outputs[f"present.{slot}"] for slot in self._slots}
+        outputs = self._runner.run(declared(self._component, feeds))
+        self._past = {name: outputs[name.replace("past.", "present.", 1)] for name in self._past}
         return outputs["logits"]

@@ -1,8 +1,9 @@
-"""Dual encoders: an image tower and a text tower that meet in one space."""
+"""Dual encoders: an image or video tower and a text tower that meet in one space."""
 
 from __future__ import annotations
 
-from mcpc.core.runner import Array, RunnerFactory
+from mcpc.core.runner import Array, Feeds, RunnerFactory
+from mcpc.inference.cache import declared
 from mcpc.package.manifest import Manifest
 
 
@@ -16,20 +17,21 @@ class DualEncoder:
 
     def __init__(self, manifest: Manifest, open_runner: RunnerFactory) -> None:
         self._open = open_runner
-        self._images = manifest.by_role("encoder", "image").name
-        self._texts = manifest.by_role("encoder", "text").name
-        self._similarity = manifest.by_role("head").name
+        self._images = next(c for c in manifest.components if c.role == "encoder" and c.modality != "text")
+        self._texts = manifest.by_role("encoder", "text")
+        self._similarity = manifest.by_role("head")
 
-    def encode_images(self, pixel_values: Array) -> Array:
-        """Return `image_embeds` [images, P] of `pixel_values` [images, 3, Y, X]."""
-        return self._open(self._images).run({"pixel_values": pixel_values})["image_embeds"]
+    def encode_images(self, feeds: Feeds) -> Array:
+        """Return `image_embeds` [images, P] of the tower's inputs, such as `pixel_values` [images, 3, Y, X]."""
+        outputs = self._open(self._images.name).run(declared(self._images, feeds))
+        return outputs[self._images.outputs[0].name]
 
-    def encode_texts(self, input_ids: Array, attention_mask: Array) -> Array:
-        """Return `text_embeds` [texts, P] of ids and mask [texts, sequence]."""
-        feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
-        return self._open(self._texts).run(feeds)["text_embeds"]
+    def encode_texts(self, feeds: Feeds) -> Array:
+        """Return `text_embeds` [texts, P] of `input_ids` and, where the tower has one, `attention_mask`."""
+        outputs = self._open(self._texts.name).run(declared(self._texts, feeds))
+        return outputs[self._texts.outputs[0].name]
 
     def scores(self, image_embeds: Array, text_embeds: Array) -> Array:
-        """Return `logits_per_image` [images, texts]: scaled cosine similarities."""
-        feeds = {"image_embeds": image_embeds, "text_embeds": text_embeds}
-        return self._open(self._similarity).run(feeds)["logits_per_image"]
+        """Return logits [images, texts]: similarities as the family scales them."""
+        feeds = {self._images.outputs[0].name: image_embeds, self._texts.outputs[0].name: text_embeds}
+        return self._open(self._similarity.name).run(feeds)[self._similarity.outputs[0].name]

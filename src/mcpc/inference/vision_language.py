@@ -27,7 +27,7 @@ class VisionLanguage:
         self._generation = require_generation(manifest)
         self._encoder = manifest.by_role("encoder", "image").name
         self._embed = manifest.by_role("embedding").name
-        self._decoder = manifest.by_role("decoder").name
+        self._decoder = manifest.by_role("decoder")
         self._hidden = _last_size(manifest, self._embed, "image_features")
         self._placeholder = manifest.binding.placeholders["image"].token_id if manifest.binding else None
 
@@ -63,7 +63,7 @@ class VisionLanguage:
             attention_mask: [batch, sequence], 0 on left padding; None means no padding.
         """
         features = None if pixel_values is None else self.image_features(pixel_values)
-        decoder = CachedDecoder(self._open(self._decoder), self._cache, batch=len(input_ids))
+        decoder = CachedDecoder(self._decoder, self._open(self._decoder.name), self._cache, batch=len(input_ids))
         return decoder, decoder.step("inputs_embeds", self.embed(input_ids, features), attention_mask)
 
     def advance(self, decoder: CachedDecoder, tokens: Sequence[int]) -> Array:

@@ -26,7 +26,9 @@ class Source(Strict):
     """The checkpoint a package was made from."""
 
     identity: Digest = Field(description="Digest of config, headers and sizes; costs no tensor I/O.")
-    digest: Digest = Field(description="Digest of the file contents.")
+    digest: Digest | None = Field(
+        default=None, description="Digest of the file contents; None when nothing read them (referenced, unverified)."
+    )
     files: tuple[str, ...]
     dtype: str
 
@@ -131,6 +133,10 @@ class Modality(Strict):
     vocabulary: int | None = Field(default=None, description="Rows of the embedding table; larger ids are refused.")
     tokenizer: str | None = None
     preprocess: ImagePreprocess | AudioPreprocess | None = None
+    preprocess_refused: str | None = Field(default=None, description="Why the steps are not described; `run` refuses.")
+    sizes: dict[str, tuple[int, ...]] = Field(
+        default_factory=dict, description="Sizes of the inputs' dynamic dimensions that verification uses."
+    )
     rows_per_item: int | None = Field(default=None, description="Feature rows of one item, measured from the graph.")
     ms_per_row: float | None = Field(default=None, description="Milliseconds of audio in one feature row.")
 
@@ -219,7 +225,7 @@ class Manifest(Strict):
     """`manifest.json`."""
 
     schema_version: Literal["2.1"] = SCHEMA_VERSION
-    kind: Literal["vision-language", "dual-encoder", "speech-seq2seq", "onnx"] = Field(
+    kind: Literal["vision-language", "dual-encoder", "speech-seq2seq", "image-seq2seq", "onnx"] = Field(
         description="Which chain of components answers a request."
     )
     model: ModelInfo

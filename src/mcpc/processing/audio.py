@@ -27,7 +27,10 @@ def load_audio(path: Path, modality: Modality) -> Array:
         UnsupportedError: It is not PCM.
     """
     if not isinstance(modality.preprocess, AudioPreprocess):
-        raise BadInputError("the package declares no audio preprocessing", where="manifest.modalities.audio.preprocess")
+        raise UnsupportedError(
+            modality.preprocess_refused or "the package declares no audio preprocessing",
+            where="manifest.modalities.audio.preprocess",
+        )
     waveform = decode_wav(read_media(path, modality), modality, str(path))
     return log_mel(waveform, modality.preprocess)[None]
 

@@ -23,13 +23,23 @@ _SIGLIP = {
     "image_std": (0.5,) * 3,
 }
 
+_BLIP = {**_CLIP, "size": {"height": 384, "width": 384}, "do_center_crop": False}
+_VIT = {**_SIGLIP, "resample": 2}
+
 #: What each processor does where its file says nothing. Source: the class attributes in transformers 5.24.
 _IMAGE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "CLIPImageProcessor": _CLIP,
     "CLIPFeatureExtractor": _CLIP,
     "LlavaImageProcessor": _CLIP,
     "SiglipImageProcessor": _SIGLIP,
+    "BlipImageProcessor": _BLIP,
+    "ChineseCLIPImageProcessor": _CLIP,
+    "Tipsv2ImageProcessor": {**_VIT, "size": {"height": 448, "width": 448}, "do_normalize": False},
+    "ViTImageProcessor": _VIT,
+    "ViTFeatureExtractor": _VIT,
 }
+#: Processors for which one number means a square; for the others it is the shortest edge.
+_SQUARE = frozenset({"BlipImageProcessor", "Tipsv2ImageProcessor", "ViTFeatureExtractor", "ViTImageProcessor"})
 _FILTERS: tuple[Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"], ...] = (
     "nearest",
     "lanczos",
@@ -60,7 +70,7 @@ _AUDIO_DERIVED = frozenset({"n_samples", "nb_max_frames", "mel_filters"})
 
 
 def image_preprocess_from_config(config: Mapping[str, Any]) -> ImagePreprocess:
-    """Return the steps that an image processor of CLIP, LLaVA or SigLIP takes.
+    """Return the steps that an image processor of a plain kind takes: resize, centre crop, rescale, normalise.
 
     Args:
         config: The content of `preprocessor_config.json`.
@@ -70,7 +80,8 @@ def image_preprocess_from_config(config: Mapping[str, Any]) -> ImagePreprocess:
         BadInputError: A known field holds something else than it should.
     """
     name = str(config.get("image_processor_type") or config.get("feature_extractor_type"))
-    defaults = _IMAGE_DEFAULTS.get(name.removesuffix("Fast").removesuffix("Pil"))
+    name = name.removesuffix("Fast").removesuffix("Pil")
+    defaults = _IMAGE_DEFAULTS.get(name)
     if defaults is None:
         raise UnsupportedError(
             "this image processor is not supported", where=_WHERE, expected=", ".join(_IMAGE_DEFAULTS), got=name
@@ -79,6 +90,8 @@ def image_preprocess_from_config(config: Mapping[str, Any]) -> ImagePreprocess:
         config, defaults, {"data_format": "channels_first", "input_data_format": None, "use_square_size": False}
     )
     _refuse(name, settings, {"do_pad": False, "do_convert_rgb": True})
+    if name in _SQUARE and isinstance(settings["size"], int):
+        settings["size"] = {"height": settings["size"], "width": settings["size"]}
     try:
         return ImagePreprocess(
             resize=_resize(settings["size"], settings["resample"]) if settings["do_resize"] else None,

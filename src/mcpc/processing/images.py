@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from mcpc.core.runner import Array
-from mcpc.errors import BadInputError
+from mcpc.errors import BadInputError, UnsupportedError
 from mcpc.package.manifest import ImagePreprocess, Modality, Resample
 from mcpc.processing.media import read_media, sniff
 
@@ -32,7 +32,10 @@ def load_images(paths: Sequence[Path], modality: Modality) -> Array:
         BadInputError: A file breaks a limit or is damaged, or the images end with different sizes.
     """
     if not isinstance(modality.preprocess, ImagePreprocess):
-        raise BadInputError("the package declares no image preprocessing", where="manifest.modalities.image.preprocess")
+        raise UnsupportedError(
+            modality.preprocess_refused or "the package declares no image preprocessing",
+            where="manifest.modalities.image.preprocess",
+        )
     arrays = []
     for path in paths:
         image = decode_image(read_media(path, modality), modality, str(path))

@@ -12,7 +12,7 @@ from mcpc.core.tensors import Dimension, TensorSpec
 from mcpc.errors import BadInputError
 from mcpc.templates.match import lookup
 
-_TERM = re.compile(r"^(?:config\.(?P<path>[\w.]+)|(?P<number>\d+))$")
+_TERM = re.compile(r"^(?:(?P<paths>config\.[\w.]+(?:\|config\.[\w.]+)*)|(?P<number>\d+))$")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def make_plan(template: Template, config: Mapping[str, Any], float_dtype: str) -
 
 
 def evaluate(expression: str, config: Mapping[str, Any], what: str, allow_zero: bool = False) -> int:
-    """Return the integer of `config.path`, `a / b` or `a * b`.
+    """Return the integer of `config.path`, `a / b` or `a * b`; of `config.a|config.b` the first that the config has.
 
     Raises:
         BadInputError: A path is absent, or the result is not a positive integer (or zero, when allowed).
@@ -104,11 +104,13 @@ def _term(text: str, config: Mapping[str, Any], what: str) -> int:
         raise BadInputError(f"cannot read the expression for {what}", where="template", got=text)
     if found["number"]:
         return int(found["number"])
-    value = lookup(config, found["path"])
+    paths = [path.removeprefix("config.") for path in found["paths"].split("|")]
+    value = next((value for path in paths if (value := lookup(config, path)) is not None), None)
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadInputError(
-            f"the config lacks {what}", where=f"config.json: {found['path']}", expected="an integer", got=repr(value)
-        )
+            f"the config lacks {what}", where=f"config.json: {' or '.join(paths)}", expected="an integer",
+            got=repr(value),
+        )  # fmt: skip
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mcpc.core.runner import Array, RunnerFactory
-from mcpc.inference import DualEncoder, SpeechSeq2Seq, VisionLanguage
+from mcpc.inference import DualEncoder, Seq2Seq, VisionLanguage
 from mcpc.inference.greedy import require_generation
 from mcpc.package import Manifest
 from mcpc.verify.cases import Sample
@@ -24,22 +24,18 @@ class PackageChain:
         feeds = sample.feeds
         if self._manifest.kind == "dual-encoder":
             model = DualEncoder(self._manifest, self._runners)
-            return model.scores(
-                model.encode_images(feeds["pixel_values"]),
-                model.encode_texts(feeds["input_ids"], feeds["attention_mask"]),
-            )
+            return model.scores(model.encode_images(feeds), model.encode_texts(feeds))
         if self._manifest.kind == "vision-language":
             return VisionLanguage(self._manifest, self._runners).prefill(feeds["input_ids"], feeds.get("pixel_values"))[
                 1
             ]
-        speech = SpeechSeq2Seq(self._manifest, self._runners)
-        return speech.prefill(speech.encode(feeds["input_features"]), self._start())[1]
+        seq2seq = Seq2Seq(self._manifest, self._runners)
+        return seq2seq.prefill(seq2seq.encode(feeds), self._start())[1]
 
     def cosines(self, sample: Sample) -> Array:
         """Return image-text cosine similarities [images, texts]."""
         model = DualEncoder(self._manifest, self._runners)
-        image = model.encode_images(sample.feeds["pixel_values"])
-        return pairwise_cosines(image, model.encode_texts(sample.feeds["input_ids"], sample.feeds["attention_mask"]))
+        return pairwise_cosines(model.encode_images(sample.feeds), model.encode_texts(sample.feeds))
 
     def greedy(self, sample: Sample, new_tokens: int) -> list[int]:
         """Return exactly `new_tokens` greedy tokens, past the end of text too."""
@@ -49,8 +45,9 @@ class PackageChain:
             ids = [int(token) for token in np.asarray(feeds["input_ids"])[0]]
             steps = model.greedy(ids, feeds.get("pixel_values"), max_new_tokens=new_tokens, stop_at_eos=False)
         else:
-            speech = SpeechSeq2Seq(self._manifest, self._runners)
-            steps = speech.greedy(feeds["input_features"], max_new_tokens=new_tokens, stop_at_eos=False)
+            seq2seq = Seq2Seq(self._manifest, self._runners)
+            first = {name: value[:1] for name, value in feeds.items()}
+            steps = seq2seq.greedy(first, max_new_tokens=new_tokens, stop_at_eos=False)
         return [step.token for step in steps]
 
     def _start(self) -> tuple[int, ...]:

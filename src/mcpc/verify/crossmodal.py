@@ -61,7 +61,11 @@ def _kl(p_logits: Array, q_logits: Array) -> float:
 
 
 def pairwise_cosines(image_embeds: Array, text_embeds: Array) -> Array:
-    """Return cosine similarities [images, texts] of embeddings [images, P] and [texts, P]."""
+    """Return cosine similarities [images, texts] of embeddings [images, P] and [texts, P].
+
+    Where an image has several embeddings [images, rows, P], the best of them counts.
+    """
     image = image_embeds / np.linalg.norm(image_embeds, axis=-1, keepdims=True)
     text = text_embeds / np.linalg.norm(text_embeds, axis=-1, keepdims=True)
-    return np.asarray(image @ text.T)
+    cosines = np.asarray(image @ text.T)
+    return cosines.max(axis=1) if cosines.ndim == 3 else cosines

@@ -11,7 +11,7 @@ from mcpc.core.progress import Progress
 from mcpc.core.runner import Array, RunnerFactory
 from mcpc.errors import VerificationError
 from mcpc.package import Manifest
-from mcpc.verify.cases import Case, Cases, Sample
+from mcpc.verify.cases import Case, Cases, Sample, seeded_samples
 from mcpc.verify.compare import Difference, Gate, compare, failures
 from mcpc.verify.crossmodal import CrossModal, cross_modal
 from mcpc.verify.parting import Parting
@@ -196,7 +196,8 @@ def verify(
         progress.advance(number, 0, f"{case.component}: {case.label}")
         _judge(case, candidate, reference, exact, results[case.component])
     loosest = _loosest(gates.values())
-    chain = _judge_chain(manifest, chains, samples, loosest, progress)
+    requests = samples or seeded_samples(manifest, reference)
+    chain = _judge_chain(manifest, chains, requests, loosest, progress)
     return Verification(against, list(results.values()), chain)
 
 

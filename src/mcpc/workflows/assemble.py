@@ -50,7 +50,7 @@ class Facts:
     components: Sequence[BoundComponent]
     source: Mapping[str, str]
     spans: Mapping[str, Span]
-    source_digest: str
+    source_digest: str | None
     embedding_rows: int | None
     unused: Mapping[str, str]
     options: Mapping[str, Any]
@@ -162,6 +162,7 @@ def _modalities(facts: Facts) -> dict[str, manifest.Modality]:
             "mime_types": plan.mime_types,
             "max_bytes": plan.max_bytes,
             "max_pixels": plan.max_pixels,
+            "sizes": plan.sizes,
         }
         if name == "text":
             fields |= {
@@ -169,22 +170,33 @@ def _modalities(facts: Facts) -> dict[str, manifest.Modality]:
                 "vocabulary": facts.embedding_rows,
                 "max_tokens": _max_tokens(facts),
             }
-        elif name == "image":
-            fields |= {
-                "preprocess": image_preprocess_from_config(_preprocessor(facts.checkpoint, "image_processor")),
-                "rows_per_item": _rows(facts, name),
-            }
-        elif name == "audio":
-            audio = audio_preprocess_from_config(_preprocessor(facts.checkpoint, "feature_extractor"))
-            rows = facts.plan.sizes["audio_rows"]
-            fields |= {
-                "preprocess": audio,
-                "max_duration_s": float(audio.chunk_s),
-                "rows_per_item": rows,
-                "ms_per_row": audio.chunk_s * 1000 / rows,
-            }
+        else:
+            try:
+                fields |= _image(facts) if name == "image" else _audio(facts) if name == "audio" else _video()
+            except UnsupportedError as error:  # the graphs are as good as any; only files cannot be turned into inputs
+                fields["preprocess_refused"] = str(error)
         result[name] = manifest.Modality(**fields)
     return result
+
+
+def _image(facts: Facts) -> dict[str, Any]:
+    steps = image_preprocess_from_config(_preprocessor(facts.checkpoint, "image_processor"))
+    return {"preprocess": steps, "rows_per_item": _rows(facts, "image")}
+
+
+def _audio(facts: Facts) -> dict[str, Any]:
+    steps = audio_preprocess_from_config(_preprocessor(facts.checkpoint, "feature_extractor"))
+    rows = facts.plan.sizes["audio_rows"]
+    return {
+        "preprocess": steps,
+        "max_duration_s": float(steps.chunk_s),
+        "rows_per_item": rows,
+        "ms_per_row": steps.chunk_s * 1000 / rows,
+    }
+
+
+def _video() -> dict[str, Any]:
+    raise UnsupportedError("preprocessing of video is not supported")
 
 
 def _preprocessor(checkpoint: Checkpoint, part: str) -> dict[str, Any]:
@@ -246,6 +258,7 @@ def _binding(facts: Facts) -> manifest.Binding | None:
         prompt=plan.prompt,
         suffix_token_ids=() if ends_itself else suffix,
         pad_token_id=_pad_token_id(facts, tokenizer),
+        pad_to=None if plan.pad_to is None else evaluate(plan.pad_to, facts.config, "pad_to"),
     )
 
 

@@ -16,7 +16,7 @@ from mcpc.core.progress import Progress
 from mcpc.core.report import Report
 from mcpc.core.runner import RunnerFactory
 from mcpc.errors import BadInputError, UnsupportedError, UsageError
-from mcpc.inference import DualEncoder, SpeechSeq2Seq, Step, VisionLanguage
+from mcpc.inference import DualEncoder, Seq2Seq, Step, VisionLanguage
 from mcpc.inference.greedy import require_generation
 from mcpc.package import Package
 from mcpc.package.manifest import Manifest, Modality
@@ -140,7 +140,7 @@ def _transcript(call: _Call) -> dict[str, Any]:
     features = load_audio(path, call.modality("audio"))
     limit = _limit(call, len(require_generation(call.manifest).decoder_start_ids))
     runners, load_ms = call.load()
-    steps = SpeechSeq2Seq(call.manifest, runners).greedy(features, max_new_tokens=limit)
+    steps = Seq2Seq(call.manifest, runners).greedy({"input_features": features}, max_new_tokens=limit)
     return {"audio": str(path), **_generate(call, text, steps, load_ms)}
 
 
@@ -152,7 +152,10 @@ def _scores(call: _Call) -> dict[str, Any]:
     call.progress.stage("score", f"{len(images)} images, {len(texts)} texts")
     started = time.perf_counter()
     model = DualEncoder(call.manifest, runners)
-    logits = model.scores(model.encode_images(pixels), model.encode_texts(input_ids, mask)).astype(np.float64)
+    logits = model.scores(
+        model.encode_images({"pixel_values": pixels}),
+        model.encode_texts({"input_ids": input_ids, "attention_mask": mask}),
+    ).astype(np.float64)
     score_ms = _ms_since(started)
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     return {

@@ -33,6 +33,9 @@ def load_samples(root: Path, manifest: Manifest, paths: Sequence[Path]) -> tuple
         UsageError: A file is of a modality that the package does not take.
     """
     modality = "audio" if manifest.kind == "speech-seq2seq" else "image"
+    described = manifest.modalities.get(modality)
+    if not paths and (described is None or described.preprocess is None):
+        return ()  # verification draws whole requests from a seed instead
     suffixes = _AUDIO if modality == "audio" else _IMAGES
     files = list(paths) or sorted(
         path for path in templates_dir("samples").iterdir() if path.suffix.lower() in suffixes
@@ -45,13 +48,10 @@ def load_samples(root: Path, manifest: Manifest, paths: Sequence[Path]) -> tuple
     text = TextProcessor.open(root, manifest)
     if manifest.kind == "dual-encoder":
         ids, mask = text.batch(_TEXTS)
-        pixels = load_images(files, manifest.modalities["image"])
-        return (
-            Sample(
-                f"{len(files)} images x {len(_TEXTS)} texts",
-                {"pixel_values": pixels, "input_ids": ids, "attention_mask": mask},
-            ),
-        )
+        feeds = {"pixel_values": load_images(files, manifest.modalities["image"]), "input_ids": ids}
+        if "attention_mask" in manifest.modalities["text"].inputs:
+            feeds["attention_mask"] = mask
+        return (Sample(f"{len(files)} images x {len(_TEXTS)} texts", feeds),)
     return tuple(_question(manifest, text, path, _PROMPTS[number % len(_PROMPTS)]) for number, path in enumerate(files))
 
 

@@ -100,20 +100,22 @@ class TorchChain:
         """Return the logits of the prompt, or of the image-text pairs."""
         feeds: dict[str, Any] = dict(sample.feeds)
         if self._manifest.kind == "dual-encoder":
-            return self._reference.forward(feeds)["logits_per_image"]
-        if self._manifest.kind == "speech-seq2seq":
+            output = self._reference.forward(feeds)
+            return output["logits_per_image" if "logits_per_image" in output else "logits_per_video"]
+        if self._manifest.kind in ("speech-seq2seq", "image-seq2seq"):
             start = np.array([require_generation(self._manifest).decoder_start_ids], np.int64)
-            feeds["decoder_input_ids"] = np.repeat(start, len(feeds["input_features"]), axis=0)
+            feeds["decoder_input_ids"] = np.repeat(start, len(next(iter(sample.feeds.values()))), axis=0)
         return self._reference.forward(feeds)["logits"]
 
     def cosines(self, sample: Sample) -> Array:
         """Return image-text cosine similarities [images, texts]."""
         output = self._reference.forward(sample.feeds)
-        return pairwise_cosines(output["image_embeds"], output["text_embeds"])
+        images = output["image_embeds" if "image_embeds" in output else "video_embeds"]
+        return pairwise_cosines(images, output["text_embeds"])
 
     def greedy(self, sample: Sample, new_tokens: int) -> list[int]:
         """Return exactly `new_tokens` greedy tokens."""
-        if self._manifest.kind == "speech-seq2seq":
+        if self._manifest.kind in ("speech-seq2seq", "image-seq2seq"):
             start = require_generation(self._manifest).decoder_start_ids
-            return self._reference.transcribe(sample.feeds["input_features"], start, new_tokens)
+            return self._reference.answer(sample.feeds, start, new_tokens)
         return self._reference.generate(sample.feeds, new_tokens)

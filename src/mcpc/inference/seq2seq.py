@@ -1,19 +1,19 @@
-"""Speech to text: an encoder that computes the cross-attention cache once, and a cached decoder."""
+"""Encoder-decoder models: an encoder that computes the cross-attention cache once, and a cached decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mcpc.core.runner import Array, RunnerFactory
+from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.errors import BadInputError
-from mcpc.inference.cache import CachedDecoder, require_cache
+from mcpc.inference.cache import CachedDecoder, declared, require_cache
 from mcpc.inference.greedy import Step, greedy, require_generation
 from mcpc.package.manifest import Manifest
 
 
-class SpeechSeq2Seq:
+class Seq2Seq:
     """Runs `encoder` and `decoder`.
 
     Args:
@@ -25,20 +25,19 @@ class SpeechSeq2Seq:
         self._open = open_runner
         self._cache = require_cache(manifest)
         self._generation = require_generation(manifest)
-        self._encoder = manifest.by_role("encoder", "audio").name
-        self._decoder = manifest.by_role("decoder").name
+        self._encoder = manifest.by_role("encoder")
+        self._decoder = manifest.by_role("decoder")
         if not self._generation.decoder_start_ids:
             raise BadInputError("the package does not say how to start", where="manifest.generation.decoder_start_ids")
 
-    def encode(self, input_features: Array) -> dict[str, Array]:
-        """Return the encoder's outputs for [batch, mel, frames]: `audio_features` and `cross.{i}.key|value`."""
-        return self._open(self._encoder).run({"input_features": input_features})
+    def encode(self, feeds: Feeds) -> dict[str, Array]:
+        """Return the encoder's outputs for the model's own inputs: its features, and `cross.{i}.key|value`."""
+        return self._open(self._encoder.name).run(declared(self._encoder, feeds))
 
-    def prefill(self, encoded: dict[str, Array], input_ids: Sequence[int]) -> tuple[CachedDecoder, Array]:
+    def prefill(self, encoded: Mapping[str, Array], input_ids: Sequence[int]) -> tuple[CachedDecoder, Array]:
         """Feed the start tokens to every row and return the decoder with its cache, and logits [batch, sequence, V]."""
-        cross = {name: array for name, array in encoded.items() if name.startswith("cross.")}
-        batch = len(encoded["audio_features"])
-        decoder = CachedDecoder(self._open(self._decoder), self._cache, batch, cross)
+        batch = len(encoded["cross.0.key"])
+        decoder = CachedDecoder(self._decoder, self._open(self._decoder.name), self._cache, batch, encoded)
         ids = np.tile(np.array(input_ids, np.int64), (batch, 1))
         return decoder, decoder.step("input_ids", ids)
 
@@ -46,15 +45,15 @@ class SpeechSeq2Seq:
         """Feed one token to each row and return the next logits [batch, V]."""
         return decoder.step("input_ids", np.array(tokens, np.int64)[:, None])[:, -1]
 
-    def greedy(self, input_features: Array, *, max_new_tokens: int, stop_at_eos: bool = True) -> Iterator[Step]:
-        """Yield the steps of the greedy transcript of one recording.
+    def greedy(self, feeds: Feeds, *, max_new_tokens: int, stop_at_eos: bool = True) -> Iterator[Step]:
+        """Yield the steps of the greedy answer to one input.
 
         Args:
-            input_features: [1, mel, frames].
+            feeds: The model's own inputs, of batch 1, such as `input_features` [1, mel, frames].
             max_new_tokens: Largest number of steps.
             stop_at_eos: False goes on after the end-of-sequence token.
         """
-        decoder, logits = self.prefill(self.encode(input_features), self._generation.decoder_start_ids)
+        decoder, logits = self.prefill(self.encode(feeds), self._generation.decoder_start_ids)
         yield from greedy(
             logits[0, -1],
             lambda token: self.advance(decoder, [token])[0],

@@ -1,0 +1,17 @@
+"""Wrappers that a family needs beside the general ones of `export/components.py`: a literal table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mcpc.export.families import dual_encoder, seq2seq
+from mcpc.export.wrapper import Wrapper
+
+FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
+    "similarity": dual_encoder.Similarity,
+    "video-similarity": dual_encoder.VideoSimilarity,
+    "blip2-images": dual_encoder.Blip2Images,
+    "blip2-texts": dual_encoder.Blip2Texts,
+    "seq2seq-encoder": seq2seq.Seq2SeqEncoder,
+    "seq2seq-decoder": seq2seq.Seq2SeqDecoder,
+}

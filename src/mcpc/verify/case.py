@@ -1,0 +1,123 @@
+"""What a verification case is, and what every maker of cases shares.
+
+A decoder sees embeddings and caches that the reference really produced, not noise: noise would hide errors in
+some layers and exaggerate them in others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from mcpc.core.runner import Array, Feeds, RunnerFactory
+from mcpc.inference.cache import declared, empty_cache, positions, require_cache
+from mcpc.package import Manifest
+
+_SEED = 20260101
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of inputs of one component.
+
+    Attributes:
+        component: Its name.
+        label: Sizes, and where the inputs come from.
+        feeds: Graph inputs.
+        valid: Attention mask [batch, total]; outputs at masked positions mean nothing and are not compared.
+    """
+
+    component: str
+    label: str
+    feeds: Feeds
+    valid: Array | None = None
+
+    def masked(self, name: str, output: Array) -> Array:
+        """Return the output with masked positions set to zero."""
+        if self.valid is None or self.valid.all():
+            return output
+        if name.startswith("present.") and output.ndim == 4:
+            return output * self.valid[:, None, :, None]
+        if output.ndim == 3:
+            return output * self.valid[:, -output.shape[1] :, None]
+        return output
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One request: the model's own inputs, as preprocessing made them, or drawn from a seed."""
+
+    label: str
+    feeds: Mapping[str, Array]
+
+
+class CaseMaker:
+    """Makes the cases of one kind of package.
+
+    Args:
+        manifest: Of the package.
+        reference: Runs the reference's components.
+    """
+
+    def __init__(self, manifest: Manifest, reference: RunnerFactory) -> None:
+        self.manifest = manifest
+        self.reference = reference
+        self.random = np.random.default_rng(_SEED)
+
+    def normal(self, component: str, name: str, **sizes: int) -> Array:
+        """Return seeded standard normal values for a graph input."""
+        spec = next(tensor.spec() for tensor in self.manifest.component(component).inputs if tensor.name == name)
+        return self.random.standard_normal(spec.concrete(sizes)).astype(np.float32)
+
+    def ids(self, batch: int, sequence: int) -> Array:
+        """Return seeded token ids that are no placeholder."""
+        vocabulary = self._vocabulary()
+        ids = self.random.integers(0, vocabulary, (batch, sequence), dtype=np.int64)
+        taken = (
+            {item.token_id for item in self.manifest.binding.placeholders.values()} if self.manifest.binding else set()
+        )
+        for token in taken:
+            ids[ids == token] = (token + 1) % vocabulary
+        return ids
+
+    def _vocabulary(self) -> int:
+        for component in self.manifest.components:
+            for tensor in component.outputs:
+                if tensor.name == "logits" and isinstance(tensor.shape[-1], int):
+                    return tensor.shape[-1]
+        limit = self.manifest.modalities["text"].vocabulary
+        return limit if limit is not None else 2
+
+    def dynamic_sizes(self, number: int) -> dict[str, int]:
+        """Return the sizes that the package gives to dynamic dimensions of its encoders, other than the traced one."""
+        found: dict[str, int] = {}
+        for modality in self.manifest.modalities.values():
+            found |= {
+                name: (sizes[1:] or sizes)[number % max(len(sizes) - 1, 1)] for name, sizes in modality.sizes.items()
+            }
+        return found
+
+    def decoder_cases(self, label: str, first: Feeds, then: Feeds, mask: Array, extra: Feeds) -> Iterator[Case]:
+        """Yield prefill (past length 0) and one decode step on the reference's own cache.
+
+        Args:
+            label: What the inputs are.
+            first: Tokens or embeddings of the prompt.
+            then: Those of the next step.
+            mask: [batch, length] of the prompt.
+            extra: Feeds that stay the same, such as the cross-attention cache.
+        """
+        decoder = self.manifest.by_role("decoder")
+        batch, length = mask.shape
+        past = empty_cache(require_cache(self.manifest), batch)
+        feeds = {**first, "attention_mask": mask, "position_ids": positions(mask)[:, -length:], **past, **extra}
+        feeds = declared(decoder, feeds)
+        yield Case(decoder.name, f"{label} prefill={length} past=0", feeds, mask)
+        present = self.reference(decoder.name).run(feeds)
+        past = {name: present[name.replace("past.", "present.", 1)] for name in past}
+        steps = next(iter(then.values())).shape[1]
+        longer = np.concatenate([mask, np.ones((batch, steps), np.int64)], axis=1)
+        decode = {**then, "attention_mask": longer, "position_ids": positions(longer)[:, -steps:], **past, **extra}
+        yield Case(decoder.name, f"{label} sequence={steps} past={length}", declared(decoder, decode), longer)
