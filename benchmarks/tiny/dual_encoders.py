@@ -38,7 +38,7 @@ def align() -> Tiny:
         "hidden_dim": 72, "width_coefficient": 1.0, "depth_coefficient": 1.0,
     }  # fmt: skip
     text = {**TEXT, "type_vocab_size": 2}
-    return Tiny(hf.AlignConfig(text_config=text, vision_config=vision, projection_dim=72),
+    return Tiny(hf.AlignConfig(text_config=text, vision_config=vision, projection_dim=40),
                 files=images_of("EfficientNetImageProcessor", 32))  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from mcpc.core.tensors import Dimension, TensorSpec
 from mcpc.errors import BadInputError
 from mcpc.templates.match import lookup
 
-_TERM = re.compile(r"^(?:(?P<paths>config\.[\w.]+(?:\|config\.[\w.]+)*)|(?P<number>\d+))$")
+_TERM = re.compile(r"^(?:(?P<paths>config\.[\w.]+(?:\|config\.[\w.]+)*)(?:\|(?P<default>\d+))?|(?P<number>\d+))$")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def make_plan(template: Template, config: Mapping[str, Any], float_dtype: str) -
 
 
 def evaluate(expression: str, config: Mapping[str, Any], what: str, allow_zero: bool = False) -> int:
-    """Return the integer of `config.path`, `a / b` or `a * b`; of `config.a|config.b` the first that the config has.
+    """Return the integer of `config.path`, `a / b` or `a * b`; of `config.a|config.b|3` the first that there is.
 
     Raises:
         BadInputError: A path is absent, or the result is not a positive integer (or zero, when allowed).
@@ -106,6 +106,8 @@ def _term(text: str, config: Mapping[str, Any], what: str) -> int:
         return int(found["number"])
     paths = [path.removeprefix("config.") for path in found["paths"].split("|")]
     value = next((value for path in paths if (value := lookup(config, path)) is not None), None)
+    if value is None and found["default"]:
+        return int(found["default"])
     if not isinstance(value, int) or isinstance(value, bool):
         raise BadInputError(
             f"the config lacks {what}", where=f"config.json: {' or '.join(paths)}", expected="an integer",

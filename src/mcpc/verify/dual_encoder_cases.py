@@ -29,6 +29,8 @@ class DualEncoderCases(CaseMaker):
 
     def _request(self, number: int, images: int, texts: int, sequence: int) -> Sample:
         binding = self.manifest.binding
+        if self._images().modality == "video":
+            images = max(images, 2)  # scores are shares among the clips: of one clip they are all 1
         sequence = binding.pad_to if binding and binding.pad_to else sequence
         ids = self.ids(texts, sequence)
         mask = np.ones_like(ids)
