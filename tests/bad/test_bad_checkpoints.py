@@ -120,7 +120,7 @@ CASES: dict[str, tuple[Damage, int, list[str]]] = {
     "absent-tensor": (index_names_absent_tensor, 3, ["text_model.ghost.weight"]),
     "truncated": (truncate, 3, ["truncated tensor file", "5173980", "5173880"]),
     "empty-file": (lambda c: (c / "model.safetensors").write_bytes(b""), 3, ["truncated tensor file"]),
-    "lfs-pointer": (lfs_pointer, 3, ["Git LFS pointer", "git lfs pull"]),
+    "lfs-pointer": (lfs_pointer, 3, ["Git LFS pointer", "a file of 5173980 bytes", "git lfs pull"]),
     "misshapen": (
         lambda c: rewrite(c, misshapen), 3, ["1 wrong shape", "text_projection.weight", "[64, 128]", "[64, 127]"],
     ),

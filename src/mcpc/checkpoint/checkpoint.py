@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from mcpc.checkpoint.index import find_tensor_files, read_json, read_tensors
 from mcpc.core.tensors import FLOAT_DTYPES
-from mcpc.errors import BadInputError, Problem, UnsupportedError
+from mcpc.errors import BadInputError, Problem, UnsupportedError, UsageError
 from mcpc.storage.digests import digest_of, digest_of_files, sha256_of_file
-from mcpc.storage.safetensors import Entry, read_header
+from mcpc.storage.safetensors import Entry
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-_PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "flax_model*.msgpack", "tf_model*.h5")
 _CHUNK_ELEMENTS = 1 << 22
 
 
@@ -32,6 +29,7 @@ class Checkpoint:
         files: Tensor files, relative to `root`, in the order of the index.
         tensors: Name -> where the tensor lies.
         notes: What a user should know, such as files that were ignored.
+        prefix: Leading part of the tensors' names that the model does not know.
     """
 
     root: Path
@@ -39,22 +37,34 @@ class Checkpoint:
     files: tuple[str, ...]
     tensors: Mapping[str, Entry]
     notes: tuple[str, ...] = ()
+    prefix: str = ""
 
     @classmethod
-    def open(cls, root: Path) -> Checkpoint:
+    def open(cls, root: Path, strip_prefix: str = "") -> Checkpoint:
         """Open a folder that holds `config.json` and safetensors files.
 
+        Args:
+            root: The folder.
+            strip_prefix: Taken off the tensors' names before they are matched with the model's parameters; the tensors
+                keep their names all the same.
+
         Raises:
+            UsageError: No tensor has the prefix, or two names become one without it.
             BadInputError: Something is missing, truncated or inconsistent; every finding is listed.
             UnsupportedError: The weights are pickled, or the model needs remote code.
         """
         if not root.is_dir():
             raise BadInputError("no such checkpoint folder", where=str(root))
-        config = read_json(root / "config.json", "a checkpoint folder holds config.json and *.safetensors files")
+        config = read_json(root / "config.json", _folder_hint(root))
         _refuse_remote_code(root, config)
-        files, listed, notes = _tensor_files(root)
-        tensors = _read_tensors(root, files, listed)
-        return cls(root, config, files, tensors, notes)
+        files = find_tensor_files(root)
+        tensors, notes = read_tensors(root, files)
+        _check_prefix(root, tensors, strip_prefix)
+        return cls(root, config, files.names, tensors, files.notes + notes, strip_prefix)
+
+    def model_key(self, name: str) -> str:
+        """Return the name by which the model knows a tensor: without the prefix."""
+        return name.removeprefix(self.prefix)
 
     @cached_property
     def identity(self) -> str:
@@ -121,21 +131,28 @@ def _count_non_finite(entry: Entry) -> int:
     )
 
 
-def read_json(path: Path, hint: str) -> dict[str, Any]:
-    """Return a JSON object from a file.
+def _check_prefix(root: Path, names: Mapping[str, Entry], prefix: str) -> None:
+    if not prefix:
+        return
+    without = [name for name in names if not name.startswith(prefix)]
+    if len(without) == len(names):
+        raise UsageError(
+            "no tensor has this prefix", where=f"--strip-prefix {prefix}", got=f"{min(names, default='no tensor')}, ..."
+        )
+    twice = sorted(name for name in without if prefix + name in names)
+    if twice:
+        raise UsageError(
+            "two tensors would have one name", where=f"--strip-prefix {prefix}",
+            problems=[Problem(f"would collide with {prefix}{name}", name) for name in twice], hint=f"see {root}",
+        )  # fmt: skip
 
-    Raises:
-        BadInputError: The file is missing, or is not a JSON object.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise BadInputError(f"{path.name} is missing", where=str(path.parent), hint=hint) from None
-    except (ValueError, RecursionError) as error:
-        raise BadInputError("not valid JSON", where=str(path), got=str(error)) from None
-    if not isinstance(value, dict):
-        raise BadInputError("not a JSON object", where=str(path), got=type(value).__name__)
-    return value
+
+def _folder_hint(root: Path) -> str:
+    """Return what to pass instead of a folder without config.json; a repository of a Hugging Face cache says it."""
+    snapshots = sorted(path for path in root.glob("snapshots/*/config.json"))
+    if snapshots:
+        return f"this is a cache folder; pass one of its snapshots: {snapshots[0].parent}"
+    return "a checkpoint folder holds config.json and *.safetensors files"
 
 
 def _refuse_remote_code(root: Path, config: Mapping[str, Any]) -> None:
@@ -144,78 +161,7 @@ def _refuse_remote_code(root: Path, config: Mapping[str, Any]) -> None:
         raise UnsupportedError(
             "the checkpoint wants to run its own code, which mcpc never does", where=str(root),
             got=f"auto_map in config.json, files: {', '.join(files) or 'none'}",
-            hint="use a checkpoint whose architecture is part of transformers",
+            problems=[Problem("would be run", name) for name in files],
+            hint="use a checkpoint whose architecture is part of transformers; if this one is by now, remove auto_map "
+            "from config.json in a copy of the folder",
         )  # fmt: skip
-
-
-def _tensor_files(root: Path) -> tuple[tuple[str, ...], dict[str, str] | None, tuple[str, ...]]:
-    """Return the files, the index's {tensor: file} (None without an index), and notes."""
-    index_path = root / INDEX
-    present = sorted(path.name for path in root.glob("*.safetensors"))
-    if index_path.is_file():
-        listed = read_json(index_path, "").get("weight_map")
-        if not isinstance(listed, dict) or not listed:
-            raise BadInputError("the index has no weight_map", where=str(index_path))
-        files = tuple(sorted({str(name) for name in listed.values()}))
-        outside = [name for name in files if Path(name).name != name]
-        if outside:
-            raise BadInputError("the index names a file outside the folder", where=str(index_path), got=outside[0])
-        missing = [
-            Problem("the index names a shard that is missing", name) for name in files if not (root / name).is_file()
-        ]
-        if missing:
-            raise BadInputError(
-                f"missing shards: {', '.join(p.where for p in missing)}",
-                where=str(root),
-                problems=missing,
-                hint="download the checkpoint again",
-            )
-        extra = [name for name in present if name not in files]
-        notes = (f"ignored, not in the index: {', '.join(extra)}",) if extra else ()
-        return files, {str(key): str(value) for key, value in listed.items()}, notes
-    if (root / SINGLE).is_file():
-        extra = [name for name in present if name != SINGLE]
-        return (SINGLE,), None, ((f"ignored beside {SINGLE}: {', '.join(extra)}",) if extra else ())
-    if len(present) == 1:
-        return (present[0],), None, ()
-    if present:
-        raise BadInputError("several shards but no index", where=str(root), expected=INDEX, got=", ".join(present))
-    pickles = sorted(path.name for pattern in _PICKLES for path in root.glob(pattern))
-    if pickles:
-        raise UnsupportedError(
-            "only pickled weights, which mcpc never loads", where=str(root), got=", ".join(pickles),
-            hint="save it as safetensors on a trusted machine: model.save_pretrained(DIR)",
-        )  # fmt: skip
-    raise BadInputError("no weights", where=str(root), expected="model.safetensors, or shards with an index")
-
-
-def _read_tensors(root: Path, files: tuple[str, ...], listed: dict[str, str] | None) -> dict[str, Entry]:
-    tensors: dict[str, Entry] = {}
-    problems: list[Problem] = []
-    hint = "download the checkpoint again"
-    for name in files:
-        try:
-            entries = read_header(root / name)
-        except BadInputError as error:
-            problems.append(Problem(error.message, name, error.expected, error.got))
-            hint = error.hint or hint
-            continue
-        for key, entry in entries.items():
-            if listed is not None and listed.get(key) not in (None, name):
-                continue  # the index gives this tensor to another shard
-            if key in tensors:
-                problems.append(Problem("the tensor is in two shards", key, tensors[key].file.name, name))
-            tensors[key] = entry
-    if not problems and listed is not None:
-        problems = [
-            Problem("the index names a tensor that its shard lacks", key, listed[key])
-            for key in sorted(set(listed) - set(tensors))
-        ]
-    if problems:
-        raise BadInputError(
-            f"damaged checkpoint: {problems[0]}",
-            where=str(root),
-            problems=problems,
-            hint=hint,
-        )
-    return tensors

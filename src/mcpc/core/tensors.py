@@ -8,7 +8,7 @@ from dataclasses import dataclass
 #: Bits of one element, by dtype name. The names are those of ONNX in lower case, as torch and numpy spell them.
 BITS: Mapping[str, int] = {
     "float64": 64, "float32": 32, "float16": 16, "bfloat16": 16,
-    "float8_e4m3fn": 8, "float8_e5m2": 8,
+    "float8_e4m3fn": 8, "float8_e5m2": 8, "float8_e8m0fnu": 8,
     "int64": 64, "int32": 32, "int16": 16, "int8": 8, "int4": 4,
     "uint64": 64, "uint32": 32, "uint16": 16, "uint8": 8, "uint4": 4, "bool": 8,
 }  # fmt: skip

@@ -17,20 +17,11 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.core.runner import Array, Feeds
-from mcpc.core.tensors import FLOAT_DTYPES
 from mcpc.errors import BadInputError, InternalError
 from mcpc.export.components import make_wrapper
-from mcpc.export.skeleton import TORCH_DTYPES, load_config, model_class
-from mcpc.storage.safetensors import Entry
+from mcpc.export.skeleton import load_config, model_class
+from mcpc.export.state import state_dict
 from mcpc.templates.plan import ExportPlan, PlannedComponent
-
-
-def _torch_tensor(entry: Entry) -> torch.Tensor:
-    """Return a tensor over the mapped bytes of an entry; floats widened to float32."""
-    dtype = TORCH_DTYPES[entry.dtype]
-    raw = np.array(entry.read().reshape(-1).view(np.uint8))  # a private copy: torch refuses read-only memory
-    tensor = torch.from_numpy(raw).view(dtype).reshape(entry.shape)
-    return tensor.to(torch.float32) if entry.dtype in FLOAT_DTYPES else tensor
 
 
 class TorchReference:
@@ -135,10 +126,9 @@ def _recorder(name: str, seen: dict[str, Array]) -> Callable[..., None]:
 
 def _load(checkpoint: Checkpoint) -> transformers.PreTrainedModel:
     cls = model_class(checkpoint.architecture)
-    state = {name: _torch_tensor(entry) for name, entry in checkpoint.tensors.items()}
     try:
         model: transformers.PreTrainedModel = cls.from_pretrained(
-            None, config=load_config(checkpoint.root), state_dict=state, dtype=torch.float32
+            None, config=load_config(checkpoint.root), state_dict=state_dict(checkpoint), dtype=torch.float32
         )
     except Exception as error:
         raise BadInputError(

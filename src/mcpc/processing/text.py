@@ -13,6 +13,7 @@ from tokenizers.decoders import DecodeStream
 from mcpc.core.runner import Array
 from mcpc.errors import BadInputError, UnsupportedError
 from mcpc.package.manifest import Binding, Manifest
+from mcpc.storage.pointers import stand_in
 
 _IMAGE_SLOT = re.compile(r"\{image\}\n?")
 
@@ -175,8 +176,10 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Read a `tokenizer.json`; its own truncation is switched off, so that nothing is cut in silence.
 
     Raises:
-        BadInputError: The file is missing or malformed.
+        BadInputError: The file is missing, stands for another one, or is malformed.
     """
+    if (problem := stand_in(path)) is not None:
+        raise BadInputError(problem.message, str(path), problem.expected, problem.got, "git lfs pull")
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except OSError as error:

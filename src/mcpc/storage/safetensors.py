@@ -19,16 +19,16 @@ import numpy as np
 from mcpc.core.runner import Array
 from mcpc.core.tensors import nbytes
 from mcpc.errors import BadInputError
+from mcpc.storage.pointers import stand_in
 
 _NAMES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8",
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 _CODES = {name: code for code, name in _NAMES.items()}
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
-_LFS_PREFIX = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Entry:
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
     """Return the numpy dtype of a dtype name."""
     extra = {"bfloat16": ml_dtypes.bfloat16, "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
-             "float8_e5m2": ml_dtypes.float8_e5m2, "int4": ml_dtypes.int4}  # fmt: skip
+             "float8_e5m2": ml_dtypes.float8_e5m2, "float8_e8m0fnu": ml_dtypes.float8_e8m0fnu,
+             "int4": ml_dtypes.int4}  # fmt: skip
     dtype: np.dtype[np.generic] = np.dtype(extra.get(name, name))
     return dtype
 
@@ -61,26 +62,26 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
 def read_header(path: Path) -> dict[str, Entry]:
     """Return the entries of a safetensors file in file order; no tensor is read.
 
+    Two tensors may have the very same bytes (a tie); any other overlap is refused.
+
     Raises:
-        BadInputError: The file is truncated, an LFS pointer, or its header is malformed.
+        BadInputError: The file is truncated, stands for another one, or its header is malformed.
     """
+    if (problem := stand_in(path)) is not None:
+        hint = "git lfs pull, or download the checkpoint again"
+        raise BadInputError(problem.message, str(path), problem.expected, problem.got, hint)
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
-        if start == _LFS_PREFIX[:8] and (start + file.read(len(_LFS_PREFIX) - 8)) == _LFS_PREFIX:
-            raise BadInputError("this is a Git LFS pointer, not a tensor file", where=str(path), hint="git lfs pull")
         if len(start) < 8:
-            raise BadInputError(
-                "truncated tensor file", where=str(path), expected="at least 8 bytes", got=f"{size} bytes"
-            )
+            raise _truncated(path, "at least 8 bytes", size)
         (length,) = struct.unpack("<Q", start)
-        if length > min(size - 8, _MAX_HEADER_BYTES):
+        if length > _MAX_HEADER_BYTES:
             raise BadInputError(
-                "truncated tensor file",
-                where=str(path),
-                expected=f"a header of {length} bytes",
-                got=f"{size} bytes in all",
+                "not a safetensors file", where=str(path), expected="the length of a header", got=repr(start)
             )
+        if length > size - 8:
+            raise _truncated(path, f"more than {8 + length} bytes", size)
         raw = file.read(length)
     try:
         header = json.loads(raw, object_pairs_hook=_unique)
@@ -90,6 +91,10 @@ def read_header(path: Path) -> dict[str, Entry]:
         raise BadInputError("malformed safetensors header", where=str(path), expected="a JSON object")
     header.pop("__metadata__", None)
     return _entries(path, 8 + length, size, header)
+
+
+def _truncated(path: Path, expected: str, size: int) -> BadInputError:
+    return BadInputError("truncated tensor file", where=str(path), expected=expected, got=f"{size} bytes")
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -120,14 +125,33 @@ def _entries(path: Path, base: int, size: int, header: dict[str, object]) -> dic
             )
         entries.append(Entry(name, dtype, shape, path, base + begin, end - begin))
     entries.sort(key=lambda entry: (entry.offset, entry.length))
-    position = base
-    for entry in entries:
-        if entry.offset < position:
-            raise BadInputError("tensor bytes overlap", where=f"{path}: {entry.name}")
-        position = entry.offset + entry.length
-    if position > size:
-        raise BadInputError("truncated tensor file", where=str(path), expected=f"{position} bytes", got=f"{size} bytes")
+    _check_ranges(path, base, size, entries)
     return {entry.name: entry for entry in entries}
+
+
+def _check_ranges(path: Path, base: int, size: int, entries: Sequence[Entry]) -> None:
+    """Refuse ranges that overlap without being the same, and a file shorter or longer than its header says."""
+    position, previous = base, None
+    for entry in entries:
+        if entry.length == 0:
+            continue
+        twin = previous is not None and (entry.offset, entry.length) == (previous.offset, previous.length)
+        if entry.offset < position and not twin:
+            raise BadInputError(
+                f"tensor bytes overlap those of {previous.name if previous else '-'}", where=f"{path}: {entry.name}",
+                expected=f"an offset of at least {position}, or the very same bytes", got=f"{entry.offset}",
+            )  # fmt: skip
+        position, previous = entry.offset + entry.length, entry
+    if position > size:
+        raise _truncated(path, f"{position} bytes", size)
+    if position < size:
+        raise BadInputError(
+            "the tensor file goes on after its last tensor",
+            where=str(path),
+            expected=f"{position} bytes",
+            got=f"{size} bytes",
+            hint="two files were joined, or the header belongs to another file",
+        )
 
 
 @dataclass(frozen=True)

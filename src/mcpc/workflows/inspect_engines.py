@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mcpc.checkpoint.checkpoint import read_json
+from mcpc.checkpoint.index import read_json
 from mcpc.errors import BadInputError, Problem
 
 ENGINES = "engines.json"

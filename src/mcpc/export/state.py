@@ -1,0 +1,32 @@
+"""The checkpoint's tensors for PyTorch: floats widened to float32, under the names that transformers looks for."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mcpc.checkpoint import Checkpoint
+from mcpc.core.tensors import FLOAT_DTYPES
+from mcpc.export.skeleton import TORCH_DTYPES
+from mcpc.storage.safetensors import Entry
+
+
+def torch_tensor(entry: Entry) -> torch.Tensor:
+    """Return a private copy of an entry's tensor, in its own dtype."""
+    dtype = TORCH_DTYPES[entry.dtype]
+    if entry.length == 0:
+        return torch.zeros(entry.shape, dtype=dtype)
+    raw = np.array(entry.read().reshape(-1).view(np.uint8))  # torch refuses the mapped bytes: they are read-only
+    return torch.from_numpy(raw).view(dtype).reshape(entry.shape)
+
+
+def float32_tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
+    """Return one tensor of the checkpoint; floats widened to float32."""
+    entry = checkpoint.tensors[key]
+    tensor = torch_tensor(entry)
+    return tensor.to(torch.float32) if entry.dtype in FLOAT_DTYPES else tensor
+
+
+def state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Return every tensor of the checkpoint under the name that transformers looks for."""
+    return {checkpoint.model_key(key): float32_tensor(checkpoint, key) for key in checkpoint.tensors}
