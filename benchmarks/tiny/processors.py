@@ -28,6 +28,11 @@ def siglip_images(size: int) -> Files:
     return images_of("SiglipImageProcessor", size)
 
 
+def audio_of(extractor: str) -> Files:
+    """A feature extractor with its own defaults."""
+    return {"preprocessor_config.json": {"feature_extractor_type": extractor}}
+
+
 def whisper_audio(mel_bins: int, chunk_s: int) -> Files:
     """Whisper's log-mel features of a fixed length."""
     config = {

@@ -102,6 +102,20 @@ def compare(actual: Array, expected: Array) -> Difference:
     )
 
 
+def compare_whole_numbers(actual: Array, expected: Array) -> Difference:
+    """Measure two arrays of integers or booleans, such as masks: they are equal, or they are not.
+
+    Raises:
+        VerificationError: A shape or an element differs.
+    """
+    if actual.shape != expected.shape:
+        raise VerificationError("the shapes differ", expected=str(expected.shape), got=str(actual.shape))
+    wrong = int((actual != expected).sum())
+    if wrong:
+        raise VerificationError("whole numbers differ", expected="all equal", got=f"{wrong} of {expected.size} differ")
+    return Difference(0.0, 0.0, 1.0, 1.0, 1.0)
+
+
 def _channel_cosines(actual: Array, expected: Array) -> Array:
     """Cosine of each channel over all rows [rows, channels]; channels that are zero in `expected` are left out.
 

@@ -12,7 +12,7 @@ from mcpc.core.runner import Array, RunnerFactory
 from mcpc.errors import VerificationError
 from mcpc.package import Manifest
 from mcpc.verify.cases import Case, Cases, Sample, seeded_samples
-from mcpc.verify.compare import Difference, Gate, compare, failures
+from mcpc.verify.compare import Difference, Gate, compare, compare_whole_numbers, failures
 from mcpc.verify.crossmodal import CrossModal, cross_modal
 from mcpc.verify.parting import Parting
 
@@ -216,7 +216,7 @@ def _judge(
     for name, value in expected.items():
         ours, theirs = case.masked(name, actual[name]), case.masked(name, value)
         try:
-            difference = compare(ours, theirs)
+            difference = compare(ours, theirs) if value.dtype.kind == "f" else compare_whole_numbers(ours, theirs)
         except VerificationError as error:
             result.failures.append(f"{name} ({case.label}): {error}")
             continue
