@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mcpc.checkpoint.index import find_tensor_files, read_json, read_tensors
+from mcpc.checkpoint.quantized import FP8, BlockScale, split_scales
 from mcpc.core.tensors import FLOAT_DTYPES
 from mcpc.errors import BadInputError, Problem, UnsupportedError, UsageError
 from mcpc.storage.digests import digest_of, digest_of_files, sha256_of_file
@@ -30,6 +31,7 @@ class Checkpoint:
         tensors: Name -> where the tensor lies.
         notes: What a user should know, such as files that were ignored.
         prefix: Leading part of the tensors' names that the model does not know.
+        scales: Tensor -> its scales, for matrices that are stored in FP8.
     """
 
     root: Path
@@ -38,6 +40,7 @@ class Checkpoint:
     tensors: Mapping[str, Entry]
     notes: tuple[str, ...] = ()
     prefix: str = ""
+    scales: Mapping[str, BlockScale] = field(default_factory=dict)
 
     @classmethod
     def open(cls, root: Path, strip_prefix: str = "") -> Checkpoint:
@@ -58,9 +61,16 @@ class Checkpoint:
         config = read_json(root / "config.json", _folder_hint(root))
         _refuse_remote_code(root, config)
         files = find_tensor_files(root)
-        tensors, notes = read_tensors(root, files)
+        entries, notes = read_tensors(root, files)
+        tensors, scales = split_scales(root, config, entries)
         _check_prefix(root, tensors, strip_prefix)
-        return cls(root, config, files.names, tensors, files.notes + notes, strip_prefix)
+        if scales:
+            notes += (f"{len(scales)} FP8 matrices are dequantized by their block scales",)
+        return cls(root, config, files.names, tensors, files.notes + notes, strip_prefix, scales)
+
+    def dtype_of(self, name: str) -> str:
+        """Return the dtype in which a tensor is read: float32 for a block-scaled one."""
+        return "float32" if name in self.scales else self.tensors[name].dtype
 
     def model_key(self, name: str) -> str:
         """Return the name by which the model knows a tensor: without the prefix."""
@@ -71,7 +81,7 @@ class Checkpoint:
         """Return the digest of config, headers and sizes: enough for planning, costs no tensor I/O."""
         entries = [
             [entry.name, entry.dtype, list(entry.shape), entry.file.name, entry.offset, entry.length]
-            for entry in self.tensors.values()
+            for entry in (*self.tensors.values(), *(scale.entry for scale in self.scales.values()))
         ]
         return digest_of({"config": dict(self.config), "entries": sorted(entries)})
 
@@ -96,7 +106,7 @@ class Checkpoint:
         """Return the float dtype of most weight elements."""
         counts: dict[str, int] = {}
         for entry in self.tensors.values():
-            if entry.dtype in FLOAT_DTYPES:
+            if entry.dtype in FLOAT_DTYPES or entry.dtype == FP8:
                 counts[entry.dtype] = counts.get(entry.dtype, 0) + entry.length
         return max(sorted(counts), key=lambda name: counts[name]) if counts else "float32"
 
@@ -113,9 +123,13 @@ class Checkpoint:
         """
         problems = []
         for name in names:
-            entry = self.tensors[name]
-            if entry.dtype in FLOAT_DTYPES and (bad := _count_non_finite(entry)):
-                problems.append(Problem(f"{bad} non-finite values", name))
+            entries = [self.tensors[name], *([self.scales[name].entry] if name in self.scales else [])]
+            problems += [
+                Problem(f"{bad} non-finite values", entry.name)
+                for entry in entries
+                if (entry.dtype in FLOAT_DTYPES or entry.dtype.startswith("float8"))
+                and (bad := _count_non_finite(entry))
+            ]
         if problems:
             raise BadInputError(
                 f"non-finite weights: {problems[0]}", where=str(self.root), problems=problems,

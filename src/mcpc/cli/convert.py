@@ -46,6 +46,9 @@ def convert(
     sample: Annotated[
         list[Path] | None, typer.Option("--sample", help="Image or WAV used as a real input; repeatable.")
     ] = None,
+    strip_prefix: Annotated[
+        str, typer.Option(help="Leading part of every tensor's name that the model does not know, such as module.")
+    ] = "",
     force: Force = False,
     dry_run: DryRun = False,
     json_output: Json = False,
@@ -63,6 +66,7 @@ def convert(
             samples=sample or (),
             force=force,
             dry_run=dry_run,
+            strip_prefix=strip_prefix,
             progress=progress,
         )
 

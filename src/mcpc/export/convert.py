@@ -22,7 +22,8 @@ class Exporter:
     Attributes:
         config: Full config of the model, defaults included.
         source: Parameter name -> checkpoint tensor name.
-        ignored: Checkpoint tensors that transformers itself does not load.
+        ignored: Checkpoint tensors that no component needs, and why.
+        notes: Where config and weights disagree, and what was done.
         embedding_rows: Rows of the token embedding table, None for a model without one.
     """
 
@@ -31,7 +32,13 @@ class Exporter:
         self.config: dict[str, Any] = config_dict(self._model.config)
         keys = map_keys(self._model, checkpoint)
         self.source: Mapping[str, str] = keys.source
-        self.ignored = keys.ignored
+        self.ignored: Mapping[str, str] = {
+            **dict.fromkeys(keys.ignored, "computed by the model, not read from the file"),
+            **{name: f"the same bytes as {kept}, to which the config ties it" for name, kept in keys.copies.items()},
+        }
+        self.notes = tuple(
+            f"the config ties {name}, but its tensor differs from its twin's: both are kept" for name in keys.untied
+        )
         self.embedding_rows = _embedding_rows(self._model)
         self._fake = make_fake(self._model)
 

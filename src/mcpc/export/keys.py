@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,37 +14,44 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.errors import BadInputError, Problem, UnsupportedError
+from mcpc.export.ties import settle_ties
 
 
 @dataclass(frozen=True)
 class KeyMap:
-    """Parameter (or persistent buffer) name -> checkpoint tensor name; and tensors that transformers itself ignores."""
+    """Which checkpoint tensor fills what.
+
+    Attributes:
+        source: Parameter (or persistent buffer) name -> checkpoint tensor name.
+        ignored: Tensors that transformers itself does not load.
+        copies: Tensor that is not needed -> the tensor with the same bytes, to which the config ties it.
+        untied: Parameters that the config ties, and whose tensors differ.
+    """
 
     source: Mapping[str, str]
     ignored: tuple[str, ...]
+    copies: Mapping[str, str]
+    untied: tuple[str, ...]
 
 
 def map_keys(model: transformers.PreTrainedModel, checkpoint: Checkpoint) -> KeyMap:
     """Match the checkpoint's tensors with the model's parameters by transformers' own renames.
 
+    Parameters that the config ties although their tensors differ are untied in `model`.
+
     Raises:
         UnsupportedError: A tensor needs arithmetic (merged experts, permuted heads) before it fits.
         BadInputError: Keys are missing, unexpected or misshapen; all of them are listed.
     """
-    transforms = get_model_conversion_mapping(model)
-    renamings = [item for item in transforms if isinstance(item, WeightRenaming)]
-    converters = [item for item in transforms if isinstance(item, WeightConverter)]
-    state: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
+    names = _Names(model)
     source: dict[str, str] = {}
     unexpected: list[str] = []
     converted: list[str] = []
     for key in sorted(checkpoint.tensors):
-        name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
-        if name not in state and key in state:
-            name, pattern = key, None
-        if pattern is not None and any(pattern in converter.source_patterns for converter in converters):
+        name, needs_arithmetic = names.parameter(checkpoint.model_key(key))
+        if needs_arithmetic:
             converted.append(key)
-        elif name in state:
+        elif name is not None:
             source[name] = key
         else:
             unexpected.append(key)
@@ -53,10 +61,48 @@ def map_keys(model: transformers.PreTrainedModel, checkpoint: Checkpoint) -> Key
             where=str(checkpoint.root),
             problems=[Problem("needs a conversion", key) for key in converted],
         )
+    state = names.state
     _fill_tied(model, state, source)
     ignored = [key for key in unexpected if _ignorable(model, key)]
-    _refuse(checkpoint, state, source, [key for key in unexpected if key not in ignored])
-    return KeyMap(source, tuple(ignored))
+    unexpected = [key for key in unexpected if key not in ignored]
+    hint = _prefix_hint(names, unexpected) or "config and weights are of different models, or a file is incomplete"
+    _refuse(checkpoint, state, source, unexpected, hint)
+    copies, untied = settle_ties(model, checkpoint, source)
+    return KeyMap(source, tuple(ignored), copies, untied)
+
+
+class _Names:
+    """The parameters of a model, by the names that a checkpoint may have for them."""
+
+    def __init__(self, model: transformers.PreTrainedModel) -> None:
+        transforms = get_model_conversion_mapping(model)
+        self._renamings = [item for item in transforms if isinstance(item, WeightRenaming)]
+        self._converters = [item for item in transforms if isinstance(item, WeightConverter)]
+        self._prefix = model.base_model_prefix
+        self.state: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
+
+    def parameter(self, key: str) -> tuple[str | None, bool]:
+        """Return the parameter that a tensor of this name fills, and whether that needs arithmetic."""
+        name, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self.state)
+        if name not in self.state and key in self.state:
+            name, pattern = key, None
+        if pattern is not None and any(pattern in converter.source_patterns for converter in self._converters):
+            return name, True
+        return (name if name in self.state else None), False
+
+
+def _prefix_hint(names: _Names, unexpected: list[str]) -> str:
+    """Return what to do when unexpected names are known ones behind a prefix; "" when they are not."""
+    if len(unexpected) < 2:
+        return ""
+    columns = zip(*(key.split(".") for key in unexpected), strict=False)
+    parts = [column[0] for column in itertools.takewhile(lambda column: len(set(column)) == 1, columns)]
+    for count in range(1, len(parts) + 1):
+        prefix = ".".join(parts[:count]) + "."
+        known = sum(names.parameter(key.removeprefix(prefix))[0] is not None for key in unexpected)
+        if known == len(unexpected):
+            return f"without the prefix {prefix!r} every name is known: mcpc convert --strip-prefix {prefix}"
+    return ""
 
 
 def _fill_tied(model: transformers.PreTrainedModel, state: Mapping[str, torch.Tensor], source: dict[str, str]) -> None:
@@ -86,6 +132,7 @@ def _refuse(
     state: Mapping[str, torch.Tensor],
     source: Mapping[str, str],
     unexpected: list[str],
+    hint: str,
 ) -> None:
     problems = [
         Problem("missing: no tensor of the checkpoint fills this parameter", name)
@@ -105,5 +152,5 @@ def _refuse(
             f"the checkpoint does not fit its config: {counts}",
             where=str(checkpoint.root),
             problems=problems,
-            hint="the config and the weights are from different models, or a file is incomplete",
+            hint=hint,
         )

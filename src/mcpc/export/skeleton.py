@@ -32,6 +32,7 @@ warnings.filterwarnings("ignore", module=r"(torch|onnxscript|copyreg)")
 
 TORCH_DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": torch.float8_e4m3fn, "float8_e8m0fnu": torch.float8_e8m0fnu,
     "int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
 }  # fmt: skip
 
@@ -52,6 +53,9 @@ def load_config(root: Path) -> transformers.PretrainedConfig:
             where=str(root / "config.json"),
             got=f"{type(error).__name__}: {_line(error)}",
         ) from None
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if part is not None and hasattr(part, "quantization_config"):
+            del part.quantization_config  # the checkpoint is read dequantized: the model has plain layers
     return config
 
 

@@ -21,9 +21,15 @@ def torch_tensor(entry: Entry) -> torch.Tensor:
 
 
 def float32_tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
-    """Return one tensor of the checkpoint; floats widened to float32."""
+    """Return one tensor of the checkpoint; floats widened to float32, block-scaled ones multiplied out."""
     entry = checkpoint.tensors[key]
     tensor = torch_tensor(entry)
+    if key in checkpoint.scales:
+        scale = checkpoint.scales[key]
+        factors = torch_tensor(scale.entry).to(torch.float32)
+        for dim, step in enumerate(scale.block):
+            factors = factors.repeat_interleave(step, dim).narrow(dim, 0, entry.shape[dim])
+        return tensor.to(torch.float32) * factors
     return tensor.to(torch.float32) if entry.dtype in FLOAT_DTYPES else tensor
 
 

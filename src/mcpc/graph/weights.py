@@ -1,7 +1,7 @@
 """Bring a checkpoint's tensors into a package and bind graph initializers to their bytes.
 
-When every tensor already has the dtype that the graphs want, the checkpoint's files are copied as they are, at
-disk speed. Otherwise each file is rewritten with the used tensors only, a piece of a tensor in memory at a time.
+A file whose tensors already have the dtype that the graphs want is copied as it is, at disk speed. Otherwise, and when
+much of it is not used, it is rewritten with the used tensors only, a piece of a tensor in memory at a time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from mcpc.storage.safetensors import Entry, Plan, numpy_dtype, write_stream
 
 FOLDER = "weights"
 _PIECE_ELEMENTS = 1 << 22
+#: A file is copied whole, at disk speed, unless more of it than this lies idle: unused tensors, or its header.
+_IDLE_FRACTION = 0.09
+_IDLE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def wanted_dtypes(
         dtype: Float dtype of the package, or `keep` for each tensor's own.
     """
     names = sorted({source[str(value.name)] for model in models for value in unbound_initializers(model)})
-    stored = {name: checkpoint.tensors[name].dtype for name in names}
+    stored = {name: checkpoint.dtype_of(name) for name in names}
     if dtype == "keep":
         return stored
     return {name: dtype if own in FLOAT_DTYPES else own for name, own in stored.items()}
@@ -73,7 +76,6 @@ def place_weights(
     Raises:
         BadInputError: A value does not fit the narrower dtype; every such tensor is listed.
     """
-    verbatim = all(checkpoint.tensors[name].dtype == dtype for name, dtype in wanted.items())
     used_files = {checkpoint.tensors[name].file.name for name in wanted}
     spans: dict[str, Span] = {}
     hashes: dict[str, str] = {}
@@ -83,7 +85,7 @@ def place_weights(
         relative = f"{FOLDER}/{name}"
         if name not in used_files:
             continue
-        if verbatim:
+        if _is_verbatim(entries, wanted, checkpoint.root / name):
             writer.copy(checkpoint.root / name, relative)
             hashes[name] = sha256_of_file(writer.root / relative)
             writer.remember(relative, hashes[name])
@@ -94,17 +96,34 @@ def place_weights(
             }
         else:
             spans |= _rewrite(
-                [entry for entry in entries if entry.name in wanted], wanted, writer.path(relative), relative
+                checkpoint,
+                [entry for entry in entries if entry.name in wanted],
+                wanted,
+                writer.path(relative),
+                relative,
             )
     progress.advance(len(checkpoint.files), len(checkpoint.files))
     return spans, checkpoint.digest(hashes)
 
 
-def _rewrite(entries: list[Entry], wanted: Mapping[str, str], path: Path, relative: str) -> dict[str, Span]:
+def _is_verbatim(entries: Sequence[Entry], wanted: Mapping[str, str], path: Path) -> bool:
+    """Return whether a file serves as it is: no tensor needs another dtype, and little of it lies idle."""
+    used = [entry for entry in entries if entry.name in wanted]
+    ranges = {(entry.offset, entry.length) for entry in used}
+    idle_bytes = path.stat().st_size - sum(length for _, length in ranges)
+    return all(entry.dtype == wanted[entry.name] for entry in used) and (
+        idle_bytes <= _IDLE_FRACTION * path.stat().st_size or idle_bytes <= _IDLE_BYTES
+    )
+
+
+def _rewrite(
+    checkpoint: Checkpoint, entries: list[Entry], wanted: Mapping[str, str], path: Path, relative: str
+) -> dict[str, Span]:
     problems: list[Problem] = []
     plans = [Plan(entry.name, wanted[entry.name], entry.shape) for entry in entries]
     with path.open("wb") as file:
-        offsets = write_stream(file, plans, (_cast(entry, wanted[entry.name], problems) for entry in entries))
+        arrays = (_cast(entry.name, _pieces(checkpoint, entry), wanted[entry.name], problems) for entry in entries)
+        offsets = write_stream(file, plans, arrays)
     if problems:
         raise BadInputError(
             f"values do not fit the dtype: {problems[0]}",
@@ -114,29 +133,41 @@ def _rewrite(entries: list[Entry], wanted: Mapping[str, str], path: Path, relati
         )
     return {
         entry.name: Span(
-            relative, *offsets[entry.name], wanted[entry.name], "none" if entry.dtype == wanted[entry.name] else "cast"
+            relative, *offsets[entry.name], wanted[entry.name], _transform(checkpoint, entry, wanted[entry.name])
         )
         for entry in entries
     }
 
 
-def _cast(entry: Entry, dtype: str, problems: list[Problem]) -> Iterator[Array]:
-    """Yield the tensor in pieces of the wanted dtype; note a finite value that becomes infinite."""
+def _transform(checkpoint: Checkpoint, entry: Entry, dtype: str) -> str:
+    if entry.name in checkpoint.scales:
+        return "fp8-block-dequantize"
+    return "none" if entry.dtype == dtype else "cast"
+
+
+def _pieces(checkpoint: Checkpoint, entry: Entry) -> Iterator[Array]:
+    """Yield a tensor in flat pieces; a block-scaled one dequantized to float32."""
+    if entry.name in checkpoint.scales:
+        for rows in checkpoint.scales[entry.name].dequantized(entry):
+            yield rows.reshape(-1)
+        return
     flat = entry.read().reshape(-1)
+    for start in range(0, flat.size, _PIECE_ELEMENTS):
+        yield flat[start : start + _PIECE_ELEMENTS]
+
+
+def _cast(name: str, pieces: Iterator[Array], dtype: str, problems: list[Problem]) -> Iterator[Array]:
+    """Yield the pieces in the wanted dtype; note a finite value that becomes infinite."""
     target = numpy_dtype(dtype)
     lost = 0
-    for start in range(0, max(flat.size, 1), _PIECE_ELEMENTS):
-        piece = flat[start : start + _PIECE_ELEMENTS]
+    for piece in pieces:
         with np.errstate(over="ignore"):
             cast = piece.astype(target)
-        lost += (
-            int(np.count_nonzero(np.isfinite(piece) & ~np.isfinite(cast)))
-            if target.itemsize < piece.dtype.itemsize or target == np.float16
-            else 0
-        )
+        if target.itemsize < piece.dtype.itemsize or target == np.float16:
+            lost += int(np.count_nonzero(np.isfinite(piece) & ~np.isfinite(cast)))
         yield cast
     if lost:
-        problems.append(Problem(f"{lost} values are outside the {dtype} range", entry.name))
+        problems.append(Problem(f"{lost} values are outside the {dtype} range", name))
 
 
 def bind(model: ir.Model, source: Mapping[str, str], spans: Mapping[str, Span], base: Path) -> None:

@@ -105,11 +105,16 @@ def build_manifest(facts: Facts, contracts: Mapping[str, str]) -> manifest.Manif
         unused=tuple(manifest.Unused(name=name, why=why) for name, why in sorted(facts.unused.items())),
         lineage=manifest.Lineage(
             parent=None,
-            steps=(manifest.Step(command="convert", template=plan.template.id, options=dict(facts.options)),),
+            steps=(manifest.Step(command="convert", template=plan.template.id, options=_options(facts)),),
         ),
         schema_hash=schema_hash(components, modalities, edges),
         verification=manifest.VerificationRef.model_validate({"checked": facts.checked}),
     )
+
+
+def _options(facts: Facts) -> dict[str, Any]:
+    prefix = facts.checkpoint.prefix
+    return {**facts.options, **({"strip_prefix": prefix} if prefix else {})}
 
 
 def schema_hash(

@@ -39,6 +39,7 @@ def convert(
     samples: Sequence[Path] = (),
     force: bool = False,
     dry_run: bool = False,
+    strip_prefix: str = "",
     progress: Progress,
 ) -> Report:
     """Convert a checkpoint into a package at `output`.
@@ -51,11 +52,12 @@ def convert(
         samples: Images or WAV files used as real inputs instead of the shipped ones.
         force: Replace an existing output.
         dry_run: Resolve the plan, report it and stop.
+        strip_prefix: Leading part of the tensors' names that the model does not know.
         progress: Shows the stages.
     """
     check_output(output, force)
     progress.stage("reading", str(checkpoint_root))
-    checkpoint = Checkpoint.open(checkpoint_root)
+    checkpoint = Checkpoint.open(checkpoint_root, strip_prefix)
     if output.resolve() == checkpoint.root.resolve():
         raise UsageError("the output is the checkpoint itself", where=str(output))
     template = select(checkpoint, load_templates())
@@ -84,7 +86,7 @@ def convert(
             figures = verification.figures()
         writer.write_json("verification.json", result)
         digest = writer.seal()
-        report = _report(manifest, digest, writer, figures, stages, checkpoint)
+        report = _report(manifest, digest, writer, figures, stages, [*checkpoint.notes, *exporter.notes])
         writer.write_json("report.json", report.to_dict())
     return report
 
@@ -133,14 +135,14 @@ def _export(
 
 
 def _unused(
-    checkpoint: Checkpoint, wanted: Mapping[str, str], plan: ExportPlan, ignored: Sequence[str]
+    checkpoint: Checkpoint, wanted: Mapping[str, str], plan: ExportPlan, ignored: Mapping[str, str]
 ) -> dict[str, str]:
     """Return why each unused tensor is not needed.
 
     Raises:
         BadInputError: A tensor is neither used nor listed as unused by the template.
     """
-    result = dict.fromkeys(ignored, "computed by the model, not read from the file")
+    result = dict(ignored)
     problems = []
     for name in sorted(set(checkpoint.tensors) - set(wanted) - set(ignored)):
         why = next((item.why for item in plan.template.weights.unused if fnmatch.fnmatchcase(name, item.pattern)), None)
@@ -177,7 +179,7 @@ def _report(
     writer: PackageWriter,
     figures: dict[str, Any] | None,
     stages: dict[str, float],
-    checkpoint: Checkpoint,
+    notes: list[str],
 ) -> Report:
     total = sum(path.stat().st_size for path in writer.root.rglob("*") if path.is_file())
     return Report(
@@ -192,7 +194,7 @@ def _report(
             ],
             "package_bytes": total,
             "unused_tensors": len(manifest.unused),
-            "notes": list(checkpoint.notes),
+            "notes": notes,
             "verification": figures,
             "stages": stages,
             "peak_rss_bytes": peak_rss_bytes(),

@@ -64,7 +64,7 @@ def _reference(path: Path, manifest: Manifest, progress: Progress) -> Side:
         package = Package.open(path, check_bytes=True)
         check_same_interface(manifest, package.manifest)
         return PackageSide(package.root, package.manifest, package.digest)
-    checkpoint = Checkpoint.open(path)
+    checkpoint = Checkpoint.open(path, str(manifest.lineage.steps[0].options.get("strip_prefix", "")))
     template = select(checkpoint, load_templates())
     if template.id != manifest.model.template:
         raise BadInputError(
