@@ -61,7 +61,7 @@ def moonshine_streaming() -> Tiny:
     }  # fmt: skip
     config = hf.MoonshineStreamingConfig(
         **IDS, encoder_config=encoder, hidden_size=48, intermediate_size=72, num_hidden_layers=3,
-        num_attention_heads=4, head_dim=12, max_position_embeddings=64,
+        num_attention_heads=4, num_key_value_heads=4, head_dim=12, max_position_embeddings=64,
     )  # fmt: skip
     return _speech(config, "MoonshineStreamingFeatureExtractor")
 

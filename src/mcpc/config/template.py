@@ -120,6 +120,8 @@ class GenerationPlan(Strict):
     """Bounds of generation that no file of the checkpoint gives."""
 
     max_new_tokens: int = Field(description="Default of `mcpc run`.")
+    start: tuple[str, ...] = Field(default=(), description="Dotted paths of the ids that a decoder starts from.")
+    end: str | None = Field(default=None, description="Dotted path of the end-of-text id, where it has another name.")
 
 
 class Template(Strict):

@@ -6,6 +6,7 @@ Its weights are loaded by transformers' loader, not by mcpc's key map, so that a
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
@@ -13,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 import transformers
-from transformers.modeling_outputs import BaseModelOutput
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.core.runner import Array, Feeds
@@ -47,12 +47,22 @@ class TorchReference:
 
     def forward(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model's own forward and return its tensor outputs by name."""
+        names = {"decoder_input_ids": self._decoder_tokens}
         with torch.no_grad():
             output = self.model(
-                **{name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()},
+                **{
+                    names.get(name, name): torch.from_numpy(np.ascontiguousarray(value))
+                    for name, value in feeds.items()
+                },
                 return_dict=True,
             )
         return {name: value.numpy() for name, value in output.items() if isinstance(value, torch.Tensor)}
+
+    @property
+    def _decoder_tokens(self) -> str:
+        """Return what the model's forward calls the decoder's tokens; BLIP has no encoder that would read others."""
+        parameters = inspect.signature(self.model.forward).parameters
+        return "decoder_input_ids" if "decoder_input_ids" in parameters else "input_ids"
 
     def generate(self, feeds: Feeds, new_tokens: int) -> list[int]:
         """Return exactly `new_tokens` greedy tokens of the model's own `generate`, past the end of text too."""
@@ -93,14 +103,17 @@ class TorchReference:
             inputs: dict[str, Any] = {
                 name: torch.from_numpy(np.ascontiguousarray(value[:1])) for name, value in feeds.items()
             }
+            encoded: list[Any] = []
+            hook = self.model.get_encoder().register_forward_hook(lambda _, __, output: encoded.append(output))
             for _ in range(new_tokens):
-                output = self.model(**inputs, decoder_input_ids=ids, use_cache=False)
-                if "encoder_outputs" not in inputs:
+                output = self.model(**inputs, **{self._decoder_tokens: ids}, use_cache=False)
+                if encoded and "encoder_outputs" in inspect.signature(self.model.forward).parameters:
                     inputs = {name: value for name, value in inputs.items() if name == "attention_mask"}
-                    inputs["encoder_outputs"] = BaseModelOutput(output.encoder_last_hidden_state)
+                    inputs["encoder_outputs"] = encoded[0]
                 logits = output.logits[:, -1]
                 scores = processors(cast(torch.LongTensor, ids), logits)
                 ids = torch.cat([ids, scores.argmax(dim=-1, keepdim=True)], dim=1)
+            hook.remove()
         return [int(token) for token in ids[0, len(start) :]]
 
     def watch(self, names: Sequence[str], run: Callable[[], Any]) -> dict[str, Array]:

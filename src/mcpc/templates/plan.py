@@ -71,12 +71,12 @@ def make_plan(template: Template, config: Mapping[str, Any], float_dtype: str) -
 
 
 def evaluate(expression: str, config: Mapping[str, Any], what: str, allow_zero: bool = False) -> int:
-    """Return the integer of `config.path`, `a / b` or `a * b`; of `config.a|config.b|3` the first that there is.
+    """Return the integer of `config.path`, `a / b`, `a * b` or `a + b`, from left to right; of `config.a|config.b|3` the first that there is.
 
     Raises:
         BadInputError: A path is absent, or the result is not a positive integer (or zero, when allowed).
     """
-    parts = re.split(r"\s*([*/])\s*", expression)
+    parts = re.split(r"\s*([*/+])\s*", expression)
     value = _term(parts[0], config, what)
     for operator, term in zip(parts[1::2], parts[2::2], strict=True):
         operand = _term(term, config, what)
@@ -87,7 +87,7 @@ def evaluate(expression: str, config: Mapping[str, Any], what: str, allow_zero: 
                 expected="an integer",
                 got=f"{value} / {operand}",
             )
-        value = value * operand if operator == "*" else value // operand
+        value = value * operand if operator == "*" else value + operand if operator == "+" else value // operand
     if value < (0 if allow_zero else 1):
         raise BadInputError(
             f"the config gives no usable {what}",

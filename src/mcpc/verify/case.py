@@ -38,7 +38,7 @@ class Case:
         """Return the output with masked positions set to zero."""
         if self.valid is None or self.valid.all():
             return output
-        if name.startswith("present.") and output.ndim == 4:
+        if name.startswith(("present.", "cross.")) and output.ndim == 4:
             return output * self.valid[:, None, :, None]
         if output.ndim == 3:
             return output * self.valid[:, -output.shape[1] :, None]

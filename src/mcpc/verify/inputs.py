@@ -26,6 +26,12 @@ def encoder_inputs(random: np.random.Generator, component: Component, sizes: Map
             feeds[name] = np.ones(shape, spec.dtype)
             if len(shape) == 2 and name.endswith("attention_mask"):
                 feeds[name][1::2, shape[1] - shape[1] // 4 :] = 0
+    if "flattened_patches" in feeds:
+        patches = feeds["flattened_patches"]
+        # The first two values of a patch are its row and column, from 1; 0 is padding.
+        patches[..., 0], patches[..., 1] = np.divmod(np.arange(patches.shape[1]), 4)
+        patches[..., :2] += 1
+        patches *= feeds["attention_mask"][..., None]
     if "spatial_shapes" in feeds:
         mask = feeds["pixel_attention_mask"]
         rows = random.integers(2, int(mask.shape[1] ** 0.5) + 1, len(mask))

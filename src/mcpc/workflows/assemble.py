@@ -286,7 +286,7 @@ def _generation(facts: Facts) -> manifest.Generation | None:
         **{k: text.get(k) for k in ("eos_token_id", "pad_token_id")},
         **(facts.checkpoint.optional_json("generation_config.json") or {}),
     }
-    eos = given.get("eos_token_id")
+    eos = evaluate(plan.end, facts.config, "end of text") if plan.end else given.get("eos_token_id")
     if eos is None:
         raise BadInputError("no end-of-text token", where="generation_config.json", expected="eos_token_id")
     return manifest.Generation(
@@ -301,7 +301,10 @@ def _generation(facts: Facts) -> manifest.Generation | None:
 
 def _decoder_start(facts: Facts, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the tokens a speech decoder starts from. Source: WhisperGenerationMixin._retrieve_init_tokens."""
-    if facts.plan.template.kind != "speech-seq2seq":
+    plan = facts.plan.template.generation
+    if plan is not None and plan.start:
+        return tuple(evaluate(path, facts.config, "start token", allow_zero=True) for path in plan.start)
+    if not facts.plan.template.kind.endswith("seq2seq"):
         return ()
     if given.get("is_multilingual"):
         raise UnsupportedError(

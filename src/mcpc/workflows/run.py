@@ -144,6 +144,17 @@ def _transcript(call: _Call) -> dict[str, Any]:
     return {"audio": str(path), **_generate(call, text, steps, load_ms)}
 
 
+def _caption(call: _Call) -> dict[str, Any]:
+    images, text = call.request.images, call.text()
+    if len(images) != 1:
+        raise UsageError("this package reads one image", where="--image", expected="1", got=str(len(images)))
+    pixels = load_images(images, call.modality("image"))
+    limit = _limit(call, len(require_generation(call.manifest).decoder_start_ids))
+    runners, load_ms = call.load()
+    steps = Seq2Seq(call.manifest, runners).greedy({"pixel_values": pixels}, max_new_tokens=limit)
+    return {"images": [str(path) for path in images], **_generate(call, text, steps, load_ms)}
+
+
 def _scores(call: _Call) -> dict[str, Any]:
     images, texts = call.request.images, call.request.texts
     input_ids, mask = call.text().batch(texts)
@@ -179,6 +190,7 @@ class _Chain:
 _CHAINS = {
     "vision-language": _Chain(_answer, frozenset({"--prompt"}), frozenset({"--image", "--max-new-tokens"})),
     "speech-seq2seq": _Chain(_transcript, frozenset({"--audio"}), frozenset({"--max-new-tokens"})),
+    "image-seq2seq": _Chain(_caption, frozenset({"--image"}), frozenset({"--max-new-tokens"})),
     "dual-encoder": _Chain(_scores, frozenset({"--image", "--text"})),
 }
 

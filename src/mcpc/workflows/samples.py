@@ -45,6 +45,9 @@ def load_samples(root: Path, manifest: Manifest, paths: Sequence[Path]) -> tuple
         raise UsageError(f"the package takes {modality} samples", where=str(wrong[0]), expected=", ".join(suffixes))
     if modality == "audio":
         return tuple(_clip(manifest, path) for path in files)
+    if manifest.kind == "image-seq2seq":
+        image = manifest.modalities["image"]
+        return tuple(Sample(path.name, {"pixel_values": load_images([path], image)}) for path in files)
     text = TextProcessor.open(root, manifest)
     if manifest.kind == "dual-encoder":
         ids, mask = text.batch(_TEXTS)

@@ -12,6 +12,9 @@ FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
     "video-similarity": dual_encoder.VideoSimilarity,
     "blip2-images": dual_encoder.Blip2Images,
     "blip2-texts": dual_encoder.Blip2Texts,
+    "blip-encoder": seq2seq.BlipEncoder,
+    "blip-decoder": seq2seq.BlipDecoder,
+    "moonshine-encoder": seq2seq.MoonshineEncoder,
     "seq2seq-encoder": seq2seq.Seq2SeqEncoder,
     "seq2seq-decoder": seq2seq.Seq2SeqDecoder,
 }

@@ -48,18 +48,32 @@ class Seq2SeqEncoder(Wrapper):
         return (*features, *flat_cache(cross))
 
 
+class MoonshineEncoder(Seq2SeqEncoder):
+    """Moonshine's encoder; its own count of rows goes through a Python float, which would fix the number of samples."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return features, mask, and cross keys and values."""
+        encoder: Any = self.model.get_encoder()
+        encoder._get_feat_extract_output_lengths = _moonshine_rows
+        try:
+            return super().compute(tensors)
+        finally:
+            del encoder._get_feat_extract_output_lengths
+
+
+def _moonshine_rows(samples: Any) -> Any:
+    """Return the rows of a number of samples, three convolutions without padding. Source: MoonshinePreTrainedModel."""
+    for kernel, stride in ((127, 64), (7, 3), (3, 2)):
+        samples = (samples - kernel) // stride + 1
+    return samples
+
+
 class Seq2SeqDecoder(Wrapper):
     """Text decoder that reads the cross-attention cache and appends to its own."""
 
     def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
         """Return logits [batch, sequence, V], then present keys and values."""
-        own, cross = self.cache_of(tensors, "past"), self.cache_of(tensors, "cross")
-        cache = EncoderDecoderCache(own, cross)
-        # The cross cache is complete: attention must read it and never project the encoder's output again.
-        cache.is_updated = dict.fromkeys(range(len(cross.layers)), True)
-        rows = tensors["cross.0.key"]
-        # Any [batch, rows, H] tensor switches cross-attention on; nothing reads it.
-        unread = rows[:, 0, :, :1].expand(-1, -1, self.plan.sizes["hidden"])
+        cache, own, unread = _complete_cache(self, tensors)
         options = {f"decoder_{name}": tensors[name] for name in ("attention_mask", "position_ids") if name in tensors}
         mask = {MASK: tensors[MASK]} if MASK in tensors else {}
         with _before_decoder(self.model, lambda given: given.update(mask)):
@@ -68,6 +82,48 @@ class Seq2SeqDecoder(Wrapper):
                 use_cache=True, return_dict=True, **options,
             )  # fmt: skip
         return (output.logits, *flat_cache(own))
+
+
+class BlipEncoder(Wrapper):
+    """BLIP's image tower, with the cross-attention cache of its text decoder, which takes no `encoder_outputs`."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return features [batch, rows, H], then cross keys and values."""
+        model: Any = self.model
+        features = model.vision_model(pixel_values=tensors["pixel_values"]).last_hidden_state
+        cross = DynamicCache()
+        model.text_decoder(
+            input_ids=torch.zeros((features.shape[0], 1), dtype=torch.long), encoder_hidden_states=features,
+            cache=EncoderDecoderCache(DynamicCache(), cross), use_cache=True,
+        )  # fmt: skip
+        return (features, *flat_cache(cross))
+
+
+class BlipDecoder(Wrapper):
+    """BLIP's text decoder, which reads the cross-attention cache and appends to its own."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return logits [batch, sequence, V], then present keys and values."""
+        model: Any = self.model
+        cache, own, unread = _complete_cache(self, tensors)
+        output = model.text_decoder(
+            input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"], encoder_hidden_states=unread,
+            cache=cache, use_cache=True,
+        )  # fmt: skip
+        return (output.logits, *flat_cache(own))
+
+
+def _complete_cache(
+    wrapper: Wrapper, tensors: Mapping[str, torch.Tensor]
+) -> tuple[EncoderDecoderCache, DynamicCache, torch.Tensor]:
+    """Return the whole cache, its part that grows, and a tensor in the place of the encoder's output."""
+    own, cross = wrapper.cache_of(tensors, "past"), wrapper.cache_of(tensors, "cross")
+    cache = EncoderDecoderCache(own, cross)
+    # The cross cache is complete: attention must read it and never project the encoder's output again.
+    cache.is_updated = dict.fromkeys(range(len(cross.layers)), True)
+    # Any [batch, rows, H] tensor switches cross-attention on; nothing reads it.
+    unread = tensors["cross.0.key"][:, 0, :, :1].expand(-1, -1, wrapper.plan.sizes["hidden"])
+    return cache, own, unread
 
 
 @contextmanager
