@@ -34,6 +34,13 @@ class Verify(StrEnum):
     none = "none"
 
 
+class Weights(StrEnum):
+    """Where the package's weights lie."""
+
+    copy = "copy"
+    reference = "reference"
+
+
 def convert(
     checkpoint: Annotated[Path, typer.Argument(help="Folder with config.json and safetensors files.")],
     output: Output,
@@ -43,6 +50,9 @@ def convert(
     verify: Annotated[
         Verify, typer.Option(help="Compare every output with PyTorch, or mark the package unverified.")
     ] = Verify.full,
+    weights: Annotated[
+        Weights, typer.Option(help="Copy the tensors into the package, or refer to the checkpoint's files.")
+    ] = Weights.copy,
     sample: Annotated[
         list[Path] | None, typer.Option("--sample", help="Image or WAV used as a real input; repeatable.")
     ] = None,
@@ -63,6 +73,7 @@ def convert(
             output,
             dtype=dtype.value,
             verify=verify.value,
+            weights=weights.value,
             samples=sample or (),
             force=force,
             dry_run=dry_run,

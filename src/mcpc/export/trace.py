@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from transformers.exporters.utils import apply_fx_node_fixes, apply_patches
 from mcpc.core.tensors import Dimension, TensorSpec
 from mcpc.errors import InternalError, UnsupportedError
 from mcpc.export.components import make_wrapper
-from mcpc.export.layers import one_layer_of_each_kind
+from mcpc.export.layers import Survey, one_of_each_kind, survey
 from mcpc.export.skeleton import TORCH_DTYPES
 from mcpc.export.wrapper import Wrapper
 from mcpc.graph.dims import rename_dimensions
@@ -39,11 +39,13 @@ class Traced:
         component: What was traced.
         model: Its graph.
         relations: What the graph knows of derived dimensions, as {"feature_rows": "16*images"}.
+        cloned: Layers that were cloned instead of traced.
     """
 
     component: PlannedComponent
     model: ir.Model
     relations: Mapping[str, str]
+    cloned: int
 
 
 def trace_sizes(plan: ExportPlan) -> dict[str, int]:
@@ -80,44 +82,69 @@ def trace(
     """
     wrapper = make_wrapper(model, component, plan)
     sizes = trace_sizes(plan)
-    tensors = tuple(_sample(spec, sizes, fake) for spec in component.inputs)
-    shapes = {"tensors": tuple(_dynamic_axes(spec) for spec in component.inputs)}
+    tensors = {spec.name: _sample(spec, sizes, fake) for spec in component.inputs}
+    found = Survey()
+    if not each_layer:
+        # Whatever goes wrong with clones, tracing each layer gives the same graph, or the error to report.
+        with contextlib.suppress(Exception), fake, _patched():
+            found = survey(model, wrapper.compute, tensors, [spec.name for spec in component.outputs])
     try:
-        with contextlib.nullcontext() if each_layer else one_layer_of_each_kind(model):
-            program = _export(wrapper, tensors, shapes, component)
+        return _trace(model, wrapper, tensors, component, weight_names, found)
     except Exception as error:  # torch raises many unrelated types
+        if isinstance(error, UnsupportedError):
+            raise
+        if found.later:
+            return trace(model, fake, component, plan, weight_names, each_layer=True)
         raise UnsupportedError(
             f"cannot trace component {component.name}",
             where=plan.template.id,
             got=_first_cause(error),
             hint="report the model type and the transformers version",
         ) from error
+
+
+def _trace(
+    model: transformers.PreTrainedModel,
+    wrapper: Wrapper,
+    tensors: Mapping[str, torch.Tensor],
+    component: PlannedComponent,
+    weight_names: Mapping[str, str],
+    found: Survey,
+) -> Traced:
+    inputs = [spec for spec in component.inputs if spec.name not in found.aliases]
+    outputs = [spec for spec in component.outputs if spec.name not in found.outputs]
+    wrapper.leave_out(found.aliases, found.outputs)
+    with one_of_each_kind(model, found):
+        program = _export(wrapper, [tensors[spec.name] for spec in inputs], inputs, outputs)
     names = _state_names(wrapper)
     graph_model = program.model
     with hidden_initializers(graph_model, lambda name: names.get(name) in weight_names):
         program.optimize()
     apply_onnx_ir_fixes(program)
-    if not each_layer and not expandable(graph_model):
-        return trace(model, fake, component, plan, weight_names, each_layer=True)
+    if found.later and not expandable(graph_model):
+        raise RuntimeError("a node holds a subgraph")
     _rename_initializers(graph_model, names)
-    if expand_layers(graph_model):  # the clones repeat what the tracer computes once, such as a mask
+    _name_io(graph_model, component, inputs, outputs)
+    cloned = expand_layers(graph_model)
+    if cloned:  # the clones repeat what the tracer computes once, such as a mask
         CommonSubexpressionEliminationPass()(graph_model)
-    _name_io(graph_model, component)
+    _order_io(graph_model, component)
     relations = rename_dimensions(graph_model, component.inputs, component.outputs)
-    return Traced(component, graph_model, relations)
+    return Traced(component, graph_model, relations, cloned)
 
 
 def _export(
-    wrapper: Wrapper, tensors: tuple[torch.Tensor, ...], shapes: Mapping[str, object], component: PlannedComponent
+    wrapper: Wrapper, tensors: Sequence[torch.Tensor], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> torch.onnx.ONNXProgram:
+    shapes = {"tensors": tuple(_dynamic_axes(spec) for spec in inputs)}
     with _patched():
-        exported = torch.export.export(wrapper, args=tensors, dynamic_shapes=dict(shapes), strict=False)
+        exported = torch.export.export(wrapper, args=tuple(tensors), dynamic_shapes=shapes, strict=False)
         apply_fx_node_fixes("onnx", exported.graph_module)
         program = torch.onnx.export(
             exported,
-            args=tensors,
-            input_names=[spec.name for spec in component.inputs],
-            output_names=[spec.name for spec in component.outputs],
+            args=tuple(tensors),
+            input_names=[spec.name for spec in inputs],
+            output_names=[spec.name for spec in outputs],
             opset_version=OPSET,
             optimize=False,
             custom_translation_table=_ONNX_TRANSLATION_TABLE,
@@ -125,7 +152,7 @@ def _export(
             verbose=False,
         )
     if program is None:
-        raise InternalError("torch.onnx.export returned nothing", where=component.name)
+        raise InternalError("torch.onnx.export returned nothing", where=wrapper.component.name)
     return program
 
 
@@ -180,12 +207,11 @@ def _rename_initializers(model: ir.Model, names: Mapping[str, str]) -> None:
             )
 
 
-def _name_io(model: ir.Model, component: PlannedComponent) -> None:
+def _name_io(
+    model: ir.Model, component: PlannedComponent, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> None:
     """Check count, rank, dtype and fixed sizes of the graph's inputs and outputs against the plan."""
-    for kind, values, specs in (
-        ("input", model.graph.inputs, component.inputs),
-        ("output", model.graph.outputs, component.outputs),
-    ):
+    for kind, values, specs in (("input", model.graph.inputs, inputs), ("output", model.graph.outputs, outputs)):
         if len(values) != len(specs):
             raise InternalError(f"the trace has {len(values)} {kind}s, the plan {len(specs)}", where=component.name)
         for value, spec in zip(values, specs, strict=True):
@@ -201,3 +227,13 @@ def _name_io(model: ir.Model, component: PlannedComponent) -> None:
                     expected=str(list(spec.shape)),
                     got=str(shape),
                 )
+
+
+def _order_io(model: ir.Model, component: PlannedComponent) -> None:
+    """Put inputs and outputs, those of cloned layers included, in the order of the plan."""
+    for values, specs in ((model.graph.inputs, component.inputs), (model.graph.outputs, component.outputs)):
+        by_name = {value.name: value for value in values}
+        if set(by_name) != {spec.name for spec in specs}:
+            raise InternalError("the expanded graph has other inputs or outputs than the plan", where=component.name)
+        values.clear()
+        values.extend(by_name[spec.name] for spec in specs)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 import transformers
 from transformers import DynamicCache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from mcpc.errors import InternalError
 from mcpc.templates.plan import ExportPlan, PlannedComponent
@@ -23,6 +23,12 @@ class Wrapper(torch.nn.Module):
         self.model = model
         self.component = component
         self.plan = plan
+        self._aliases: Mapping[str, str] = {}
+        self._dropped: Collection[str] = ()
+
+    def leave_out(self, aliases: Mapping[str, str], outputs: Collection[str]) -> None:
+        """Trace without some inputs, for which others stand in, and without some outputs."""
+        self._aliases, self._dropped = aliases, outputs
 
     def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
         """Return the outputs in the order of the plan."""
@@ -33,16 +39,31 @@ class Wrapper(torch.nn.Module):
         return self.compute(tensors)
 
     def forward(self, *tensors: torch.Tensor) -> Outputs:
-        """Trace entry: tensors in the order of `component.inputs`."""
-        names = [spec.name for spec in self.component.inputs]
-        return self.compute(dict(zip(names, tensors, strict=True)))
+        """Trace entry: tensors in the order of `component.inputs`, without those that are left out."""
+        names = [spec.name for spec in self.component.inputs if spec.name not in self._aliases]
+        given = dict(zip(names, tensors, strict=True))
+        given |= {name: given[other] for name, other in self._aliases.items()}
+        results = zip(self.component.outputs, self.compute(given), strict=True)
+        return tuple(tensor for spec, tensor in results if spec.name not in self._dropped)
 
     def cache_of(self, tensors: Mapping[str, torch.Tensor], prefix: str) -> DynamicCache:
         """Return a transformers cache filled with `<prefix>.<i>.key|value`."""
         if self.component.cache is None:
             raise InternalError("a wrapper with a cache needs a component with one", where=self.component.name)
-        layers = range(self.component.cache.layers)
-        return DynamicCache([(tensors[f"{prefix}.{i}.key"], tensors[f"{prefix}.{i}.value"]) for i in layers])
+        cache = DynamicCache()
+        cache.layers = [
+            _filled(tensors[f"{prefix}.{i}.key"], tensors[f"{prefix}.{i}.value"])
+            for i in range(self.component.cache.layers)
+        ]
+        return cache
+
+
+def _filled(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
+    """Return a cache layer that holds these very tensors; the constructor of a cache would concatenate them anew."""
+    layer = DynamicLayer()
+    layer.lazy_initialization(keys, values)
+    layer.keys, layer.values = keys, values
+    return layer
 
 
 def flat_cache(cache: DynamicCache) -> Outputs:

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
 from mcpc.errors import BadInputError, UnsupportedError
+from mcpc.storage.references import weights_folder
 
 #: The only link from a node to the module it came from; every other node metadata holds paths of the build machine.
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
@@ -21,7 +22,7 @@ _IR_VERSION_OF_INT4 = 10
 
 
 def load(path: Path) -> ir.Model:
-    """Return the model of an ONNX file; external tensors resolve against its folder.
+    """Return the model of an ONNX file; external tensors resolve against its folder, or the one that it refers to.
 
     Raises:
         BadInputError: The file is missing, empty or not an ONNX model, or an external tensor points outside.
@@ -36,7 +37,7 @@ def load(path: Path) -> ir.Model:
     if not data or not proto.HasField("graph") or not proto.opset_import:
         raise BadInputError("not an ONNX model: it holds no graph", where=str(path), got=f"{len(data)} bytes")
     model = ir.serde.deserialize_model(proto)
-    base = path.parent.resolve()
+    base = weights_folder(path.parent)
     for value in all_initializers(model):
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor):
@@ -82,11 +83,27 @@ def check(path: Path) -> None:
         BadInputError: The checker refused it.
     """
     try:
-        onnx.checker.check_model(str(path), full_check=True)
+        own = weights_folder(path.parent) == path.parent.resolve()
+        onnx.checker.check_model(str(path) if own else _without_weights(path), full_check=True)
     except onnx.checker.ValidationError as error:
         raise BadInputError(
             "the ONNX checker refuses the graph", where=str(path), got=str(error).splitlines()[0]
         ) from None
+
+
+def _without_weights(path: Path) -> onnx.ModelProto:
+    """Return a saved graph with its external weights as inputs: the checker looks for them in its own folder only."""
+    proto = onnx.ModelProto.FromString(path.read_bytes())
+    inside = [t for t in proto.graph.initializer if t.data_location != onnx.TensorProto.EXTERNAL]
+    outside = [t for t in proto.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    for tensor in outside:
+        value = proto.graph.input.add(name=tensor.name)
+        value.type.tensor_type.elem_type = tensor.data_type
+        for size in tensor.dims:
+            value.type.tensor_type.shape.dim.add(dim_value=size)
+    del proto.graph.initializer[:]
+    proto.graph.initializer.extend(inside)
+    return proto
 
 
 def raise_opset(model: ir.Model, version: int, path: Path) -> ir.Model:
@@ -107,7 +124,7 @@ def raise_opset(model: ir.Model, version: int, path: Path) -> ir.Model:
         model = ir.serde.deserialize_model(proto)
         for value in all_initializers(model):
             if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value.base_dir = str(path.parent.resolve())
+                value.const_value.base_dir = str(weights_folder(path.parent))
     model.ir_version = max(model.ir_version, _IR_VERSION_OF_INT4)
     return model
 

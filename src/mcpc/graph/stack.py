@@ -92,6 +92,9 @@ def _required(value: ir.Value | None, node: ir.Node) -> ir.Value:
 
 
 def _replace(old: ir.Value, new: ir.Value) -> None:
+    """Let a value take the place of another; a graph output keeps its name."""
+    if old.is_graph_output():
+        old.name, new.name = f"{old.name}@mark", old.name
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 
@@ -136,21 +139,39 @@ def _expand(graph: ir.Graph, stub: ir.Node, template: _Template) -> None:
     """Put a clone of the template's body in the place of a stub."""
     path = _text(stub, "path")
     twins: dict[ir.Value, ir.Value] = {}
-    for index, mark in template.inputs.items():
-        twins[mark.outputs[0]] = _required(stub.inputs[index], stub)
+    given = iter(stub.inputs)
+    for index, name in enumerate(_text(stub, "inputs").split(",")):
+        own = None if name else _required(next(given), stub)
+        mark = template.inputs.get(index)  # absent when the layer reads no such input
+        if mark is not None:
+            twins[mark.outputs[0]] = own or _own_input(graph, _required(mark.inputs[0], mark), name)
+        elif name:
+            raise InternalError("a layer does not read its own cache", where=path, got=name)
     for weight in template.weights:
         twins[weight] = _own_weight(graph, weight, path + str(weight.name)[len(template.path) :])
     clones = [_clone(node, twins, template.path, path) for node in template.body]
     graph.insert_before(stub, clones)
-    for index, output in enumerate(stub.outputs):
-        end = template.outputs.get(index)
-        if end is None:
-            if output.uses() or output.is_graph_output():
-                raise InternalError("the traced layer lacks an output of its stub", where=path, got=f"output {index}")
-            continue
-        source = _required(end.inputs[0], end)
-        _replace(output, twins.get(source, source))
+    returned = iter(stub.outputs)
+    for index, name in enumerate(_text(stub, "outputs").split(",")):
+        mark = template.outputs.get(index)  # absent when nothing reads this output
+        source = None if mark is None else _required(mark.inputs[0], mark)
+        result = None if source is None else twins.get(source, source)
+        if name and result is not None:
+            result.name = name
+            graph.outputs.append(result)
+        elif not name:
+            output = next(returned)
+            if result is not None:
+                _replace(output, result)
     graph.remove(stub, safe=True)
+
+
+def _own_input(graph: ir.Graph, first: ir.Value, name: str) -> ir.Value:
+    """Return the graph input of a layer's own cache, of the form of the first layer's."""
+    own = ir.Value(name=name)
+    _same_form(own, first)
+    graph.inputs.append(own)
+    return own
 
 
 def _own_weight(graph: ir.Graph, weight: ir.Value, name: str) -> ir.Value:

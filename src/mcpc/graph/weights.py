@@ -17,11 +17,12 @@ from mcpc.checkpoint import Checkpoint
 from mcpc.core.progress import Progress
 from mcpc.core.runner import Array
 from mcpc.core.tensors import FLOAT_DTYPES
-from mcpc.errors import BadInputError, InternalError, Problem
+from mcpc.errors import BadInputError, InternalError, Problem, UsageError
 from mcpc.graph.hide import is_unbound
 from mcpc.graph.io import all_initializers, dtype_name, dtype_of
 from mcpc.package import PackageWriter
 from mcpc.storage.digests import sha256_of_file
+from mcpc.storage.references import write_reference
 from mcpc.storage.safetensors import Entry, Plan, numpy_dtype, write_stream
 
 FOLDER = "weights"
@@ -63,6 +64,26 @@ def wanted_dtypes(
 def unbound_initializers(model: ir.Model) -> list[ir.Value]:
     """Return the initializers that still wait for their bytes."""
     return [value for value in all_initializers(model) if is_unbound(value)]
+
+
+def refer_to_weights(checkpoint: Checkpoint, wanted: Mapping[str, str], writer: PackageWriter) -> dict[str, Span]:
+    """Leave the tensors where they are; return where each lies, relative to the checkpoint's folder.
+
+    Raises:
+        UsageError: A tensor would have to be rewritten.
+    """
+    cast = [name for name, dtype in sorted(wanted.items()) if checkpoint.tensors[name].dtype != dtype]
+    if cast:
+        raise UsageError(
+            "referenced weights stay as they are, and these need another dtype",
+            where="--weights reference", problems=[Problem("needs a cast", name) for name in cast],
+            hint="use --dtype keep, or --weights copy",
+        )  # fmt: skip
+    entries = {name: checkpoint.tensors[name] for name in wanted}
+    write_reference(writer.root, checkpoint.root, sorted({entry.file.name for entry in entries.values()}))
+    return {
+        name: Span(entry.file.name, entry.offset, entry.length, entry.dtype, "none") for name, entry in entries.items()
+    }
 
 
 def place_weights(

@@ -13,13 +13,15 @@ from typing import Any
 from mcpc.package.manifest import Manifest
 from mcpc.storage.digests import digest_of_files, sha256_of_file
 from mcpc.storage.directories import staged_directory
+from mcpc.storage.references import REFERENCE
 
 MANIFEST = "manifest.json"
 INTEGRITY = "integrity.json"
 REPORT = "report.json"
 VERIFICATION = "verification.json"
-#: Written beside the package's content, outside its digest: times, memory and environment differ between runs.
-OUTSIDE_DIGEST = frozenset({INTEGRITY, REPORT})
+#: Written beside the package's content, outside its digest: times, memory, environment and places differ between
+#: runs.
+OUTSIDE_DIGEST = frozenset({INTEGRITY, REPORT, REFERENCE})
 
 
 def pretty_json(value: Any) -> str:

@@ -40,7 +40,7 @@ def check_against_checkpoint(
         progress: Shows the cases.
     """
     progress.stage("verifying", "against PyTorch")
-    reference = CheckpointSide(checkpoint, plan, manifest, manifest.model.source.digest)
+    reference = CheckpointSide(checkpoint, plan, manifest, manifest.model.source.digest or "")
     candidate = PackageSide(root, manifest)
     return compare_sides(candidate, reference, {}, load_samples(root, manifest, samples), progress)
 

@@ -14,7 +14,7 @@ from mcpc.core.report import Report
 from mcpc.errors import BadInputError, Problem, UsageError
 from mcpc.graph import io
 from mcpc.graph.functions import attach, vision_embed
-from mcpc.graph.weights import bind, place_weights, wanted_dtypes
+from mcpc.graph.weights import bind, place_weights, refer_to_weights, wanted_dtypes
 from mcpc.package import PackageWriter, package_writer
 from mcpc.package.manifest import Manifest
 from mcpc.storage.directories import check_output
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["keep", "float32", "float16", "bfloat16"]
 Verify = Literal["full", "none"]
+Weights = Literal["copy", "reference"]
 
 
 def convert(
@@ -36,6 +37,7 @@ def convert(
     *,
     dtype: Dtype = "keep",
     verify: Verify = "full",
+    weights: Weights = "copy",
     samples: Sequence[Path] = (),
     force: bool = False,
     dry_run: bool = False,
@@ -49,6 +51,7 @@ def convert(
         output: Package folder; appears only when it is whole and checked.
         dtype: Float dtype of the package, or `keep` for the checkpoint's own.
         verify: `none` skips the comparison and marks the package unverified.
+        weights: `reference` leaves the tensors in the checkpoint, for a package that is only a step on the way.
         samples: Images or WAV files used as real inputs instead of the shipped ones.
         force: Replace an existing output.
         dry_run: Resolve the plan, report it and stop.
@@ -66,12 +69,13 @@ def convert(
     started = time.perf_counter()
     exporter = Exporter(checkpoint)
     plan = make_plan(template, exporter.config, COMPUTE_DTYPE)
-    checkpoint.check_finite(sorted(set(exporter.source.values())))
+    if verify != "none" or weights == "copy":  # nothing else reads the tensors
+        checkpoint.check_finite(sorted(set(exporter.source.values())))
     if dry_run:
         return Report("convert", data={"plan": _plan_data(plan, checkpoint)})
     stages: dict[str, float] = {"prepare_s": time.perf_counter() - started}
     with package_writer(output, force) as writer:
-        manifest = _export(checkpoint, exporter, plan, {"dtype": dtype}, verify, writer, progress, stages)
+        manifest = _export(checkpoint, exporter, plan, {"dtype": dtype, "weights": weights}, verify, writer, progress, stages)
         stages["convert_peak_rss_bytes"] = peak_rss_bytes()
         result: dict[str, Any] = {"checked": "none"}
         figures: dict[str, Any] | None = None
@@ -113,8 +117,13 @@ def _export(
     progress.stage("weights", f"{len(checkpoint.files)} files")
     wanted = wanted_dtypes([item.model for item in traced], exporter.source, checkpoint, str(options["dtype"]))
     unused = _unused(checkpoint, wanted, plan, exporter.ignored)
-    spans, digest = place_weights(checkpoint, wanted, writer, progress)
+    if options["weights"] == "reference":
+        spans = refer_to_weights(checkpoint, wanted, writer)
+        digest = None if verify == "none" else checkpoint.digest()
+    else:
+        spans, digest = place_weights(checkpoint, wanted, writer, progress)
     stages["weights_s"] = time.perf_counter() - begun
+    begun = time.perf_counter()
     bound = []
     for item in traced:
         bind(item.model, exporter.source, spans, writer.root)
@@ -123,6 +132,7 @@ def _export(
         io.save(item.model, writer.path(f"{item.component.name}.onnx"))
         io.check(writer.root / f"{item.component.name}.onnx")
         bound.append(assemble.BoundComponent(item.component, item.model, item.relations))
+    stages["bind_s"] = time.perf_counter() - begun
     assemble.write_processor(checkpoint, writer)
     contracts = assemble.write_contracts(exporter.config, plan, writer)
     facts = assemble.Facts(

@@ -16,6 +16,7 @@ from mcpc.core.runner import Array, Feeds
 from mcpc.errors import BackendError, BadInputError, McpcError, UnsupportedError
 from mcpc.graph import io
 from mcpc.graph.widen import widen
+from mcpc.storage.references import weights_folder
 
 #: Source: onnxruntime_session_options_config_keys.h. Level 1 accumulates INT4 products in float32; at the default level
 #: ONNX Runtime rounds activations to INT8.
@@ -68,14 +69,21 @@ def open_model(
     _expose(model, extra_outputs, path)
     widened = twin and widen(model)
     options = _options(accuracy_level, threads, optimize)
-    if widened:
+    base = weights_folder(path.parent)
+    if widened or _through_links(model):
         # The files may go as soon as the session has mapped them: nothing is left behind, even after a kill.
         with tempfile.TemporaryDirectory(prefix="mcpc-twin-", ignore_cleanup_errors=True) as folder:
             write_twin(model, Path(folder))
             return OrtRunner(path, _session(path, io.serialize(model), options, Path(folder)))
-    if extra_outputs:
-        return OrtRunner(path, _session(path, io.serialize(model), options, path.parent.resolve()))
+    if extra_outputs or base != path.parent.resolve():
+        return OrtRunner(path, _session(path, io.serialize(model), options, base))
     return OrtRunner(path, _session(path, str(path), options, None))
+
+
+def _through_links(model: ir.Model) -> bool:
+    """Return True when a weight file is a link, as in a Hugging Face cache; ONNX Runtime follows none."""
+    tensors = [value.const_value for value in io.all_initializers(model)]
+    return any(isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).is_symlink() for tensor in tensors)
 
 
 def _expose(model: ir.Model, names: Sequence[str], path: Path) -> None:
