@@ -18,7 +18,7 @@ from mcpc.checkpoint import Checkpoint
 from mcpc.checkpoint.quantized import BlockScale
 from mcpc.core.progress import Silent
 from mcpc.core.runner import Array
-from mcpc.errors import BadInputError, UnsupportedError
+from mcpc.errors import BadInputError, UnsupportedError, UsageError
 from mcpc.export.state import float32_tensor
 from mcpc.package import Package
 from mcpc.storage.safetensors import read_header
@@ -104,6 +104,11 @@ def test_fp8_converts_and_is_checked(fp8: Path, tmp_path: Path) -> None:
         expected = multiplied_out(original[name], original[scale], BLOCK)
         np.testing.assert_array_equal(stored[name].read(), expected)
     assert package.manifest.model.source.files == (SINGLE,)
+
+
+def test_fp8_weights_cannot_stay_where_they_are(fp8: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="referenced weights stay as they are"):
+        convert(fp8, tmp_path / "package", weights="reference", verify="none", progress=Silent())
 
 
 def damaged(fp8: Path, tmp_path: Path, change: Any) -> str:

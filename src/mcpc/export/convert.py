@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from mcpc.checkpoint import Checkpoint
 from mcpc.export.keys import map_keys
 from mcpc.export.skeleton import build_skeleton, config_dict, make_fake
@@ -25,6 +27,7 @@ class Exporter:
         ignored: Checkpoint tensors that no component needs, and why.
         notes: Where config and weights disagree, and what was done.
         embedding_rows: Rows of the token embedding table, None for a model without one.
+        head_rows: Rows of the output head, None for a model without one.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -40,6 +43,7 @@ class Exporter:
             f"the config ties {name}, but its tensor differs from its twin's: both are kept" for name in keys.untied
         )
         self.embedding_rows = _embedding_rows(self._model)
+        self.head_rows = _head_rows(self._model)
         self._fake = make_fake(self._model)
 
     def trace(self, component: PlannedComponent, plan: ExportPlan, each_layer: bool = False) -> Traced:
@@ -53,7 +57,17 @@ def _embedding_rows(model: Any) -> int | None:
         if owner is None:
             continue
         try:
-            return int(owner.get_input_embeddings().weight.shape[0])
+            table = owner.get_input_embeddings()
         except (NotImplementedError, AttributeError):
             continue
+        if isinstance(table, torch.nn.Embedding):  # a vision tower answers with its patch convolution
+            return int(table.weight.shape[0])
     return None
+
+
+def _head_rows(model: Any) -> int | None:
+    """Return how many logits the output head computes for a token."""
+    try:
+        return int(model.get_output_embeddings().weight.shape[0])
+    except (NotImplementedError, AttributeError):
+        return None

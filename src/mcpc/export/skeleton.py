@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import modeling_utils
 
 from mcpc.errors import BadInputError, UnsupportedError
+from mcpc.export.rope import check_rope
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -41,7 +42,8 @@ def load_config(root: Path) -> transformers.PretrainedConfig:
     """Return the full config of a checkpoint, defaults included.
 
     Raises:
-        BadInputError: transformers cannot read it.
+        BadInputError: transformers cannot read it, or reads something else than it says.
+        UnsupportedError: Its rotary embedding is not computed.
     """
     try:
         config: transformers.PretrainedConfig = transformers.AutoConfig.from_pretrained(
@@ -56,6 +58,7 @@ def load_config(root: Path) -> transformers.PretrainedConfig:
     for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
         if part is not None and hasattr(part, "quantization_config"):
             del part.quantization_config  # the checkpoint is read dequantized: the model has plain layers
+    check_rope(config, root)
     return config
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.inference.cache import declared
+from mcpc.inference.ids import check_ids
 from mcpc.package.manifest import Manifest
 
 
@@ -17,6 +18,7 @@ class DualEncoder:
 
     def __init__(self, manifest: Manifest, open_runner: RunnerFactory) -> None:
         self._open = open_runner
+        self._manifest = manifest
         self._images = next(c for c in manifest.components if c.role == "encoder" and c.modality != "text")
         self._texts = manifest.by_role("encoder", "text")
         self._similarity = manifest.by_role("head")
@@ -28,6 +30,8 @@ class DualEncoder:
 
     def encode_texts(self, feeds: Feeds) -> Array:
         """Return `text_embeds` [texts, P] of `input_ids` and, where the tower has one, `attention_mask`."""
+        if "input_ids" in feeds:
+            check_ids(self._manifest, feeds["input_ids"])
         outputs = self._open(self._texts.name).run(declared(self._texts, feeds))
         return outputs[self._texts.outputs[0].name]
 

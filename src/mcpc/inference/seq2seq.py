@@ -10,6 +10,7 @@ from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.errors import BadInputError
 from mcpc.inference.cache import CachedDecoder, declared, require_cache
 from mcpc.inference.greedy import Step, greedy, require_generation
+from mcpc.inference.ids import check_ids
 from mcpc.package.manifest import Manifest
 
 
@@ -23,6 +24,7 @@ class Seq2Seq:
 
     def __init__(self, manifest: Manifest, open_runner: RunnerFactory) -> None:
         self._open = open_runner
+        self._manifest = manifest
         self._cache = require_cache(manifest)
         self._generation = require_generation(manifest)
         self._encoder = manifest.by_role("encoder")
@@ -39,11 +41,14 @@ class Seq2Seq:
         batch = len(encoded["cross.0.key"])
         decoder = CachedDecoder(self._decoder, self._open(self._decoder.name), self._cache, batch, encoded)
         ids = np.tile(np.array(input_ids, np.int64), (batch, 1))
+        check_ids(self._manifest, ids)
         return decoder, decoder.step("input_ids", ids)
 
     def advance(self, decoder: CachedDecoder, tokens: Sequence[int]) -> Array:
         """Feed one token to each row and return the next logits [batch, V]."""
-        return decoder.step("input_ids", np.array(tokens, np.int64)[:, None])[:, -1]
+        ids = np.array(tokens, np.int64)[:, None]
+        check_ids(self._manifest, ids)
+        return decoder.step("input_ids", ids)[:, -1]
 
     def greedy(self, feeds: Feeds, *, max_new_tokens: int, stop_at_eos: bool = True) -> Iterator[Step]:
         """Yield the steps of the greedy answer to one input.

@@ -10,6 +10,7 @@ from mcpc.core.runner import Array, RunnerFactory
 from mcpc.errors import BadInputError
 from mcpc.inference.cache import CachedDecoder, require_cache
 from mcpc.inference.greedy import Step, greedy, require_generation
+from mcpc.inference.ids import check_ids
 from mcpc.package.manifest import Manifest
 
 
@@ -23,6 +24,7 @@ class VisionLanguage:
 
     def __init__(self, manifest: Manifest, open_runner: RunnerFactory) -> None:
         self._open = open_runner
+        self._manifest = manifest
         self._cache = require_cache(manifest)
         self._generation = require_generation(manifest)
         self._encoder = manifest.by_role("encoder", "image").name
@@ -50,6 +52,7 @@ class VisionLanguage:
         return self._embedded(input_ids, features)
 
     def _embedded(self, input_ids: Array, features: Array) -> Array:
+        check_ids(self._manifest, input_ids)
         return self._open(self._embed).run({"input_ids": input_ids, "image_features": features})["inputs_embeds"]
 
     def prefill(

@@ -141,6 +141,14 @@ class Modality(Strict):
     ms_per_row: float | None = Field(default=None, description="Milliseconds of audio in one feature row.")
 
 
+class Vocabulary(Strict):
+    """The sizes that a token id has to fit in; they often differ, and each use is bound by its own."""
+
+    tokenizer_size: int | None = Field(default=None, description="Largest id of the tokenizer, plus one.")
+    embedding_rows: int | None = Field(default=None, description="Ids from here on are refused at run time.")
+    head_rows: int | None = Field(default=None, description="Logits of one token.")
+
+
 class Placeholder(Strict):
     """The token that stands for one feature row of a modality."""
 
@@ -234,6 +242,7 @@ class Manifest(Strict):
     components: tuple[Component, ...]
     edges: tuple[tuple[str, str], ...] = ()
     modalities: dict[str, Modality] = Field(default_factory=dict)
+    vocabulary: Vocabulary | None = None
     binding: Binding | None = None
     generation: Generation | None = None
     kv_cache: KvCache | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from mcpc.processing.text import load_tokenizer
 from mcpc.resources import templates_dir
 from mcpc.storage.digests import canonical_json, fnv1a64
 from mcpc.templates.plan import CachePlan, ExportPlan, PlannedComponent, evaluate
+from mcpc.workflows.preflight import fixed_rows
 
 #: Files of a checkpoint that text and media processing may need, copied into the package's `processor/`.
 PROCESSOR_FILES = (
@@ -55,6 +55,7 @@ class Facts:
     unused: Mapping[str, str]
     options: Mapping[str, Any]
     checked: str
+    vocabulary: manifest.Vocabulary
 
 
 def write_processor(checkpoint: Checkpoint, writer: PackageWriter) -> None:
@@ -99,6 +100,7 @@ def build_manifest(facts: Facts, contracts: Mapping[str, str]) -> manifest.Manif
         components=components,
         edges=edges,
         modalities=modalities,
+        vocabulary=facts.vocabulary,
         binding=_binding(facts),
         generation=_generation(facts),
         kv_cache=_kv_cache(facts),
@@ -222,14 +224,14 @@ def _rows(facts: Facts, modality: str) -> int | None:
     """Return the feature rows of one item, from what the graph says of its output's first dimension."""
     for item in facts.components:
         if item.planned.modality == modality and "feature_rows" in item.relations:
-            found = re.fullmatch(r"(\d+)\*images|images\*(\d+)", item.relations["feature_rows"].replace(" ", ""))
-            if found is None:
+            rows = fixed_rows(item.relations["feature_rows"])
+            if rows is None:
                 raise UnsupportedError(
                     "the rows of one image are not a fixed number",
                     where=item.planned.name,
                     got=item.relations["feature_rows"],
                 )
-            return int(found[1] or found[2])
+            return rows
     return None
 
 
@@ -274,7 +276,12 @@ def _pad_token_id(facts: Facts, tokenizer: Tokenizer) -> int | None:
         token = token.get("content")
     found = tokenizer.token_to_id(token) if isinstance(token, str) else None
     configured = (facts.config.get("text_config") or facts.config).get("pad_token_id")
-    return found if found is not None else configured
+    return found if found is not None else _token_id(configured)
+
+
+def _token_id(value: int | None) -> int | None:
+    """Return a token id; older Llamas spell none as -1."""
+    return None if value == -1 else value
 
 
 def _generation(facts: Facts) -> manifest.Generation | None:
@@ -292,7 +299,7 @@ def _generation(facts: Facts) -> manifest.Generation | None:
     return manifest.Generation(
         decoder_start_ids=_decoder_start(facts, given),
         eos_token_ids=tuple(eos) if isinstance(eos, list) else (eos,),
-        pad_token_id=given.get("pad_token_id"),
+        pad_token_id=_token_id(given.get("pad_token_id")),
         suppress_token_ids=tuple(given.get("suppress_tokens") or ()),
         begin_suppress_token_ids=tuple(given.get("begin_suppress_tokens") or ()),
         max_new_tokens=plan.max_new_tokens,

@@ -22,6 +22,7 @@ from mcpc.templates.match import load_templates, select
 from mcpc.templates.plan import ExportPlan, make_plan
 from mcpc.workflows import assemble
 from mcpc.workflows.environment import peak_rss_bytes, tool_versions
+from mcpc.workflows.preflight import Preflight, fixed_rows
 
 if TYPE_CHECKING:
     from mcpc.export.convert import Exporter
@@ -69,6 +70,7 @@ def convert(
     started = time.perf_counter()
     exporter = Exporter(checkpoint)
     plan = make_plan(template, exporter.config, COMPUTE_DTYPE)
+    notes = [*checkpoint.notes, *exporter.notes, *_preflight(checkpoint, exporter, plan).check()]
     if verify != "none" or weights == "copy":  # nothing else reads the tensors
         checkpoint.check_finite(sorted(set(exporter.source.values())))
     if dry_run:
@@ -90,7 +92,9 @@ def convert(
             figures = verification.figures()
         writer.write_json("verification.json", result)
         digest = writer.seal()
-        report = _report(manifest, digest, writer, figures, stages, [*checkpoint.notes, *exporter.notes])
+        image = manifest.modalities.get("image")
+        notes += _preflight(checkpoint, exporter, plan).row_notes(image.rows_per_item if image else None)
+        report = _report(manifest, digest, writer, figures, stages, notes)
         writer.write_json("report.json", report.to_dict())
     return report
 
@@ -113,6 +117,10 @@ def _export(
         progress.advance(number, len(plan.components), component.name)
         traced.append(exporter.trace(component, plan))
     stages["trace_s"] = time.perf_counter() - begun
+    preflight = _preflight(checkpoint, exporter, plan)
+    for item in traced:
+        if item.component.modality == "image":
+            preflight.check_rows(fixed_rows(item.relations.get("feature_rows")))
     begun = time.perf_counter()
     progress.stage("weights", f"{len(checkpoint.files)} files")
     wanted = wanted_dtypes([item.model for item in traced], exporter.source, checkpoint, str(options["dtype"]))
@@ -137,11 +145,15 @@ def _export(
     contracts = assemble.write_contracts(exporter.config, plan, writer)
     facts = assemble.Facts(
         checkpoint, exporter.config, plan, bound, exporter.source, spans, digest, exporter.embedding_rows, unused,
-        options, "none" if verify == "none" else "executed",
+        options, "none" if verify == "none" else "executed", preflight.vocabulary,
     )  # fmt: skip
     manifest = assemble.build_manifest(facts, contracts)
     writer.write_manifest(manifest)
     return manifest
+
+
+def _preflight(checkpoint: Checkpoint, exporter: Exporter, plan: ExportPlan) -> Preflight:
+    return Preflight(checkpoint, exporter.config, plan, exporter.embedding_rows, exporter.head_rows)
 
 
 def _unused(
