@@ -20,9 +20,10 @@ MASK = "encoder_attention_mask"
 
 @dataclass
 class EncoderOutput(BaseModelOutput):
-    """What an encoder returns; some models read the mask of its rows from there."""
+    """What an encoder returns; some models read its mask or its rows from a field of their own."""
 
     attention_mask: torch.Tensor | None = None
+    pooler_output: torch.Tensor | None = None
 
 
 class Seq2SeqEncoder(Wrapper):
@@ -40,7 +41,9 @@ class Seq2SeqEncoder(Wrapper):
         seen: dict[str, Any] = {}
         with _before_decoder(self.model, seen.update):
             output = self.model(**tensors, decoder_input_ids=start, cache=cache, use_cache=True, return_dict=True)
-        features: list[torch.Tensor] = [output.encoder_last_hidden_state]
+        rows = output.encoder_last_hidden_state
+        # An encoder that ends in a map [batch, H, Y, X] gives the decoder rows made of it.
+        features: list[torch.Tensor] = [rows if rows.ndim == 3 else seen["encoder_hidden_states"]]
         if any(spec.name == MASK for spec in self.component.outputs):
             if seen.get(MASK) is None:
                 raise UnsupportedError("the decoder gets no mask of the encoder's rows", where=self.component.name)
@@ -75,8 +78,8 @@ class Seq2SeqDecoder(Wrapper):
         """Return logits [batch, sequence, V], then present keys and values."""
         cache, own, unread = _complete_cache(self, tensors)
         options = {f"decoder_{name}": tensors[name] for name in ("attention_mask", "position_ids") if name in tensors}
-        mask = {MASK: tensors[MASK]} if MASK in tensors else {}
-        with _before_decoder(self.model, lambda given: given.update(mask)):
+        given = {"encoder_hidden_states": unread, **({MASK: tensors[MASK]} if MASK in tensors else {})}
+        with _before_decoder(self.model, lambda arguments: arguments.update(given)):
             output = self.model(
                 encoder_outputs=EncoderOutput(unread), decoder_input_ids=tensors["input_ids"], cache=cache,
                 use_cache=True, return_dict=True, **options,
@@ -122,7 +125,8 @@ def _complete_cache(
     # The cross cache is complete: attention must read it and never project the encoder's output again.
     cache.is_updated = dict.fromkeys(range(len(cross.layers)), True)
     # Any [batch, rows, H] tensor switches cross-attention on; nothing reads it.
-    unread = tensors["cross.0.key"][:, 0, :, :1].expand(-1, -1, wrapper.plan.sizes["hidden"])
+    sizes = wrapper.plan.sizes
+    unread = tensors["cross.0.key"][:, 0, :, :1].repeat(1, 1, sizes.get("encoder_hidden", sizes["hidden"]))
     return cache, own, unread
 
 
