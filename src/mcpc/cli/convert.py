@@ -30,7 +30,10 @@ class Dtype(StrEnum):
 class Verify(StrEnum):
     """How much is compared with PyTorch."""
 
+    auto = "auto"
     full = "full"
+    layers = "layers"
+    sample = "sample"
     none = "none"
 
 
@@ -48,8 +51,8 @@ def convert(
         Dtype, typer.Option(help="Float dtype of the stored weights; keep copies the checkpoint's bytes.")
     ] = Dtype.keep,
     verify: Annotated[
-        Verify, typer.Option(help="Compare every output with PyTorch, or mark the package unverified.")
-    ] = Verify.full,
+        Verify, typer.Option(help="Compare with PyTorch: whole models, layers by streamed weights, one sample; or not.")
+    ] = Verify.auto,
     weights: Annotated[
         Weights, typer.Option(help="Copy the tensors into the package, or refer to the checkpoint's files.")
     ] = Weights.copy,

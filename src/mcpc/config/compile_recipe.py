@@ -29,7 +29,7 @@ class ConvertStage(Strict):
     """Options of `mcpc convert`; the package is `float`."""
 
     dtype: Literal["keep", "float32", "float16", "bfloat16"] = "keep"
-    verify: Literal["full", "none"] = "full"
+    verify: Literal["auto", "full", "layers", "sample", "none"] = "auto"
 
 
 class QuantizeStage(Strict):

@@ -21,28 +21,43 @@ from mcpc.errors import BadInputError, InternalError
 from mcpc.export.components import make_wrapper
 from mcpc.export.skeleton import load_config, model_class
 from mcpc.export.state import state_dict
+from mcpc.export.streaming import streaming_model
 from mcpc.templates.plan import ExportPlan, PlannedComponent
 
 
 class TorchReference:
-    """A checkpoint as a float32 PyTorch model."""
+    """A checkpoint as a float32 PyTorch model.
 
-    def __init__(self, checkpoint: Checkpoint, plan: ExportPlan) -> None:
+    Args:
+        checkpoint: What to run.
+        plan: Its components.
+        streamed: Leave large weights on disk until a module needs them; their names then come from mcpc's key map.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, plan: ExportPlan, streamed: bool = False) -> None:
         self.plan = plan
-        self.model = _load(checkpoint)
+        self.model = streaming_model(checkpoint) if streamed else _load(checkpoint)
+        if (checkpoint.root / "generation_config.json").is_file():
+            self.model.generation_config = transformers.GenerationConfig.from_pretrained(
+                str(checkpoint.root), local_files_only=True
+            )
+        self._checkpoint = checkpoint
+        self._streamed = streamed
 
     def component(self, component: str) -> TorchRunner:
         """Return a runner of one component; the runner factory of a package comparison."""
         planned = next(item for item in self.plan.components if item.name == component)
-        return TorchRunner(self.model, planned, self.plan)
+        return TorchRunner(self.model, planned, self.plan, torch.float32)
 
     def exact_component(self, component: str) -> TorchRunner:
         """Return a runner of one component in float64, the judge of rounding."""
         planned = next(item for item in self.plan.components if item.name == component)
-        return TorchRunner(self._exact, planned, self.plan)
+        return TorchRunner(self._exact, planned, self.plan, torch.float64)
 
     @cached_property
     def _exact(self) -> transformers.PreTrainedModel:
+        if self._streamed:
+            return streaming_model(self._checkpoint, torch.float64)
         return copy.deepcopy(self.model).double()
 
     def forward(self, feeds: Feeds) -> dict[str, Array]:
@@ -149,10 +164,6 @@ def _load(checkpoint: Checkpoint) -> transformers.PreTrainedModel:
             where=str(checkpoint.root),
             got=f"{type(error).__name__}: {error}",
         ) from error
-    if (checkpoint.root / "generation_config.json").is_file():
-        model.generation_config = transformers.GenerationConfig.from_pretrained(
-            str(checkpoint.root), local_files_only=True
-        )
     model.eval()
     return model
 
@@ -160,9 +171,11 @@ def _load(checkpoint: Checkpoint) -> transformers.PreTrainedModel:
 class TorchRunner:
     """Runs one component of the reference in PyTorch."""
 
-    def __init__(self, model: transformers.PreTrainedModel, component: PlannedComponent, plan: ExportPlan) -> None:
+    def __init__(
+        self, model: transformers.PreTrainedModel, component: PlannedComponent, plan: ExportPlan, dtype: torch.dtype
+    ) -> None:
         self._component = component
-        self._dtype = next(model.parameters()).dtype
+        self._dtype = dtype
         self._wrapper = make_wrapper(model, component, plan)
 
     def run(self, feeds: Feeds, outputs: Sequence[str] | None = None) -> dict[str, Array]:

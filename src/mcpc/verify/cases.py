@@ -28,18 +28,18 @@ def seeded_samples(manifest: Manifest, reference: RunnerFactory) -> tuple[Sample
 class Cases(CaseMaker):
     """Makes the cases of a model kind."""
 
-    def all(self, samples: tuple[Sample, ...]) -> Iterator[Case]:
+    def all(self, samples: tuple[Sample, ...], seeded: bool = True) -> Iterator[Case]:
         """Yield seeded cases at three sizes, then the cases of real samples."""
         if self.manifest.kind == "vision-language":
-            yield from self._vision_language(samples)
+            yield from self._vision_language(samples, seeded)
         elif self.manifest.kind == "dual-encoder":
-            yield from DualEncoderCases(self.manifest, self.reference).all(samples)
+            yield from DualEncoderCases(self.manifest, self.reference).all(samples, seeded)
         elif self.manifest.kind in ("speech-seq2seq", "image-seq2seq"):
-            yield from Seq2SeqCases(self.manifest, self.reference).all(samples)
+            yield from Seq2SeqCases(self.manifest, self.reference).all(samples, seeded)
 
-    def _vision_language(self, samples: tuple[Sample, ...]) -> Iterator[Case]:
+    def _vision_language(self, samples: tuple[Sample, ...], seeded: bool) -> Iterator[Case]:
         rows = self.manifest.modalities["image"].rows_per_item or 1
-        for batch, extra, images, pad in ((1, 5, 1, 0), (3, 9, 3, 2), (4, 6, 0, 0)):
+        for batch, extra, images, pad in ((1, 5, 1, 0), (3, 9, 3, 2), (4, 6, 0, 0)) if seeded else ():
             pixels = self.normal("vision_encoder", "pixel_values", images=images) if images else None
             ids = self.ids(batch, extra + (rows if images else 0))
             if images:

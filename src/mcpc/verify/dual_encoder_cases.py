@@ -22,9 +22,9 @@ class DualEncoderCases(CaseMaker):
         """Return requests of several sizes; where the tower takes a mask, every second text is shorter."""
         return tuple(self._request(number, *sizes) for number, sizes in enumerate(_SIZES))
 
-    def all(self, samples: tuple[Sample, ...]) -> Iterator[Case]:
+    def all(self, samples: tuple[Sample, ...], seeded: bool = True) -> Iterator[Case]:
         """Yield the cases of seeded requests, then of real ones."""
-        for sample in (*self.seeded(), *samples):
+        for sample in (*(self.seeded() if seeded else ()), *samples):
             yield from self._one_match(sample)
 
     def _request(self, number: int, images: int, texts: int, sequence: int) -> Sample:

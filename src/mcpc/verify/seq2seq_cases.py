@@ -32,9 +32,9 @@ class Seq2SeqCases(CaseMaker):
             found.append(Sample(f"seeded {label}", feeds))
         return tuple(found)
 
-    def all(self, samples: tuple[Sample, ...]) -> Iterator[Case]:
+    def all(self, samples: tuple[Sample, ...], seeded: bool = True) -> Iterator[Case]:
         """Yield the cases of seeded requests, then of real ones."""
-        for (_, length), sample in zip(_SIZES, self.seeded(samples), strict=True):
+        for (_, length), sample in zip(_SIZES, self.seeded(samples), strict=True) if seeded else ():
             yield from self._one_input(sample, length)
         for sample in samples:
             yield from self._one_input(sample, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from mcpc.core.progress import Progress
 from mcpc.core.runner import Array, RunnerFactory
@@ -17,6 +17,10 @@ from mcpc.verify.crossmodal import CrossModal, cross_modal
 from mcpc.verify.parting import Parting
 
 GREEDY_TOKENS = 32
+#: How much is compared. `full`: every case, whole models in memory, 32 greedy tokens of every sample. `layers`: every
+#: seeded case and one sample, the weights of one piece in memory at a time; each run reads all weights, so that the
+#: tokens are those which the prompt's logits choose. `sample`: as `layers`, without the seeded cases.
+Mode = Literal["full", "layers", "sample"]
 #: Some inputs are ill-conditioned: there PyTorch's float32 is itself further from float64 than a gate allows. Then
 #: float64 is the judge, and a candidate may be this many times further from it than PyTorch's float32 is; the factor
 #: allows for kernels that sum in another order.
@@ -91,6 +95,7 @@ class Verification:
     against: dict[str, str]
     components: list[ComponentResult]
     chain: ChainResult
+    mode: Mode = "full"
     parting: Parting | None = None
 
     @property
@@ -107,6 +112,7 @@ class Verification:
         """Return the exact figures, for the report (they vary with the machine)."""
         return {
             "against": self.against,
+            "mode": self.mode,
             "components": [
                 {"name": c.name, "gate": _gate(c.gate), "cases": c.cases, "failures": c.failures,
                  "outputs": {name: asdict(difference) for name, difference in c.outputs.items()},
@@ -129,6 +135,7 @@ class Verification:
         """
         return {
             "against": self.against,
+            "mode": self.mode,
             "verdict": "passed" if self.passed else "failed",
             "components": [
                 {"name": c.name, "gate": _gate(c.gate), "cases": c.cases,
@@ -174,6 +181,7 @@ def verify(
     chains: tuple[Chain, Chain],
     samples: Sequence[Sample],
     against: dict[str, str],
+    mode: Mode,
     progress: Progress,
 ) -> Verification:
     """Compare every component on the same inputs, then the whole chain on real samples.
@@ -187,18 +195,20 @@ def verify(
         chains: Candidate and reference as whole models.
         samples: Real requests.
         against: What the reference is, for the record.
+        mode: How much is compared.
         progress: Shows the cases.
     """
     results = {
         component.name: ComponentResult(component.name, gates[component.name]) for component in manifest.components
     }
-    for number, case in enumerate(Cases(manifest, reference).all(tuple(samples))):
+    chosen = tuple(samples if mode == "full" else samples[:1])
+    for number, case in enumerate(Cases(manifest, reference).all(chosen, seeded=mode != "sample" or not chosen)):
         progress.advance(number, 0, f"{case.component}: {case.label}")
         _judge(case, candidate, reference, exact, results[case.component])
     loosest = _loosest(gates.values())
-    requests = samples or seeded_samples(manifest, reference)
-    chain = _judge_chain(manifest, chains, requests, loosest, progress)
-    return Verification(against, list(results.values()), chain)
+    requests = chosen or seeded_samples(manifest, reference)
+    chain = _judge_chain(manifest, chains, requests, loosest, mode, progress)
+    return Verification(against, list(results.values()), chain, mode)
 
 
 def _loosest(gates: Iterable[Gate]) -> Gate:
@@ -233,7 +243,12 @@ def _judge(
 
 
 def _judge_chain(
-    manifest: Manifest, chains: tuple[Chain, Chain], samples: Sequence[Sample], gate: Gate, progress: Progress
+    manifest: Manifest,
+    chains: tuple[Chain, Chain],
+    samples: Sequence[Sample],
+    gate: Gate,
+    mode: Mode,
+    progress: Progress,
 ) -> ChainResult:
     result = ChainResult(gate)
     actual, expected = chains
@@ -252,6 +267,10 @@ def _judge_chain(
             figures = cross_modal(logits, reference_logits, actual.cosines(sample), expected.cosines(sample))
             result.cross_modal = _worst(figures, result.cross_modal)
             result.failures += [f"{reason} ({sample.label})" for reason in figures.failures()]
+        elif mode != "full":
+            chosen = logits.argmax(axis=-1) == reference_logits.argmax(axis=-1)
+            result.greedy_equal += int(chosen.sum())
+            result.greedy_total += chosen.size
         else:
             _judge_greedy(
                 result, actual.greedy(sample, GREEDY_TOKENS), expected.greedy(sample, GREEDY_TOKENS), sample, gate

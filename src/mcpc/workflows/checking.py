@@ -16,7 +16,7 @@ from mcpc.verify.cases import Cases, Sample
 from mcpc.verify.compare import compare, failures
 from mcpc.verify.gates import gate_of
 from mcpc.verify.parting import Parting, first_parting
-from mcpc.verify.verification import Verification, verify
+from mcpc.verify.verification import Mode, Verification, verify
 from mcpc.workflows.samples import load_samples
 from mcpc.workflows.sides import CheckpointSide, PackageSide, Side
 
@@ -27,6 +27,7 @@ def check_against_checkpoint(
     checkpoint: Checkpoint,
     plan: ExportPlan,
     samples: Sequence[Path],
+    mode: Mode,
     progress: Progress,
 ) -> Verification:
     """Compare a package folder with PyTorch running its checkpoint in float32.
@@ -37,12 +38,14 @@ def check_against_checkpoint(
         checkpoint: What it was made from.
         plan: The export plan.
         samples: The user's real inputs; the shipped ones when empty.
+        mode: How much is compared; all but `full` stream the weights on both sides.
         progress: Shows the cases.
     """
     progress.stage("verifying", "against PyTorch")
-    reference = CheckpointSide(checkpoint, plan, manifest, manifest.model.source.digest or "")
-    candidate = PackageSide(root, manifest)
-    return compare_sides(candidate, reference, {}, load_samples(root, manifest, samples), progress)
+    streamed = mode != "full"
+    reference = CheckpointSide(checkpoint, plan, manifest, manifest.model.source.digest or "", streamed)
+    candidate = PackageSide(root, manifest, streamed=streamed)
+    return compare_sides(candidate, reference, {}, load_samples(root, manifest, samples), progress, mode)
 
 
 def check_against_parent(
@@ -76,6 +79,7 @@ def compare_sides(
     reference_components: dict[str, object],
     samples: tuple[Sample, ...],
     progress: Progress,
+    mode: Mode = "full",
 ) -> Verification:
     """Run both sides on the same inputs and judge every output; when one fails, find where they part."""
     manifest = candidate.manifest
@@ -92,6 +96,7 @@ def compare_sides(
         (candidate.chain, reference.chain),
         samples,
         reference.label,
+        mode,
         progress,
     )
     if not result.passed:

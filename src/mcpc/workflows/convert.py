@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,9 +27,13 @@ from mcpc.workflows.preflight import Preflight, fixed_rows
 
 if TYPE_CHECKING:
     from mcpc.export.convert import Exporter
+    from mcpc.verify.verification import Mode
+
+#: Largest float32 size of a model that is verified as a whole.
+_WHOLE_BYTES = 4 << 30
 
 Dtype = Literal["keep", "float32", "float16", "bfloat16"]
-Verify = Literal["full", "none"]
+Verify = Literal["auto", "full", "layers", "sample", "none"]
 Weights = Literal["copy", "reference"]
 
 
@@ -37,7 +42,7 @@ def convert(
     output: Path,
     *,
     dtype: Dtype = "keep",
-    verify: Verify = "full",
+    verify: Verify = "auto",
     weights: Weights = "copy",
     samples: Sequence[Path] = (),
     force: bool = False,
@@ -51,7 +56,8 @@ def convert(
         checkpoint_root: Folder with config.json and safetensors files; never changed.
         output: Package folder; appears only when it is whole and checked.
         dtype: Float dtype of the package, or `keep` for the checkpoint's own.
-        verify: `none` skips the comparison and marks the package unverified.
+        verify: How much is compared with PyTorch; `auto` streams weights of more than `_WHOLE_BYTES`, `none` skips the
+            comparison and marks the package unverified.
         weights: `reference` leaves the tensors in the checkpoint, for a package that is only a step on the way.
         samples: Images or WAV files used as real inputs instead of the shipped ones.
         force: Replace an existing output.
@@ -77,7 +83,9 @@ def convert(
         return Report("convert", data={"plan": _plan_data(plan, checkpoint)})
     stages: dict[str, float] = {"prepare_s": time.perf_counter() - started}
     with package_writer(output, force) as writer:
-        manifest = _export(checkpoint, exporter, plan, {"dtype": dtype, "weights": weights}, verify, writer, progress, stages)
+        manifest = _export(
+            checkpoint, exporter, plan, {"dtype": dtype, "weights": weights}, verify, writer, progress, stages
+        )
         stages["convert_peak_rss_bytes"] = peak_rss_bytes()
         result: dict[str, Any] = {"checked": "none"}
         figures: dict[str, Any] | None = None
@@ -85,7 +93,8 @@ def convert(
             from mcpc.workflows.checking import check_against_checkpoint, require_passed
 
             begun = time.perf_counter()
-            verification = check_against_checkpoint(writer.root, manifest, checkpoint, plan, samples, progress)
+            mode = _mode(checkpoint, exporter) if verify == "auto" else verify
+            verification = check_against_checkpoint(writer.root, manifest, checkpoint, plan, samples, mode, progress)
             require_passed(verification, str(checkpoint_root))
             stages["verify_s"] = time.perf_counter() - begun
             result = {"checked": "executed", **verification.bounds()}
@@ -154,6 +163,13 @@ def _export(
 
 def _preflight(checkpoint: Checkpoint, exporter: Exporter, plan: ExportPlan) -> Preflight:
     return Preflight(checkpoint, exporter.config, plan, exporter.embedding_rows, exporter.head_rows)
+
+
+def _mode(checkpoint: Checkpoint, exporter: Exporter) -> Mode:
+    """Return how much is compared by default: whole models as long as two of them fit into memory easily."""
+    names = set(exporter.source.values())
+    elements = sum(math.prod(checkpoint.tensors[name].shape) for name in names)
+    return "full" if 4 * elements <= _WHOLE_BYTES else "layers"
 
 
 def _unused(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from mcpc.backends.ort import open_model, package_runners
+from mcpc.backends.ort import StreamedRunner, open_model, package_runners
 from mcpc.checkpoint import Checkpoint
-from mcpc.core.runner import Array, Feeds, RunnerFactory
+from mcpc.core.runner import Array, Feeds, Runner, RunnerFactory
 from mcpc.graph import io
 from mcpc.graph.modules import ModuleOutput, module_outputs
 from mcpc.inference.greedy import require_generation
@@ -42,10 +42,11 @@ class Side(Protocol):
 class PackageSide:
     """A package, or the staging folder of one, in ONNX Runtime."""
 
-    def __init__(self, root: Path, manifest: Manifest, digest: str = "") -> None:
+    def __init__(self, root: Path, manifest: Manifest, digest: str = "", streamed: bool = False) -> None:
         self.root = root
         self.manifest = manifest
-        self.runners = package_runners(root, manifest)
+        self.streamed = streamed
+        self.runners = package_runners(root, manifest, streamed=streamed)
         self.exact: RunnerFactory | None = None
         self.chain: Chain = PackageChain(manifest, self.runners)
         self.label = {"kind": "package", "digest": digest}
@@ -70,17 +71,22 @@ class PackageSide:
             return {}
         declared = {tensor.name for tensor in self.component(component).outputs}
         extra = [name for name in names if name not in declared]
-        runner = open_model(self.root / self.component(component).file, optimize=False, extra_outputs=extra)
+        path = self.root / self.component(component).file
+        runner: Runner = (
+            StreamedRunner(path, extra) if self.streamed else open_model(path, optimize=False, extra_outputs=extra)
+        )
         return runner.run(feeds, list(names))
 
 
 class CheckpointSide:
     """A checkpoint, as transformers runs it in float32."""
 
-    def __init__(self, checkpoint: Checkpoint, plan: ExportPlan, manifest: Manifest, digest: str) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, plan: ExportPlan, manifest: Manifest, digest: str, streamed: bool = False
+    ) -> None:
         from mcpc.export.reference import TorchReference  # torch takes seconds
 
-        self._reference = TorchReference(checkpoint, plan)
+        self._reference = TorchReference(checkpoint, plan, streamed)
         self.runners: RunnerFactory = self._reference.component
         self.exact: RunnerFactory | None = self._reference.exact_component
         self.chain: Chain = TorchChain(self._reference, manifest)

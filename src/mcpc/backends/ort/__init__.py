@@ -2,5 +2,6 @@
 
 from mcpc.backends.ort.runners import package_runners
 from mcpc.backends.ort.session import OrtRunner, open_model
+from mcpc.backends.ort.streamed import StreamedRunner
 
-__all__ = ["OrtRunner", "open_model", "package_runners"]
+__all__ = ["OrtRunner", "StreamedRunner", "open_model", "package_runners"]

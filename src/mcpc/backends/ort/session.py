@@ -80,6 +80,23 @@ def open_model(
     return OrtRunner(path, _session(path, str(path), options, None))
 
 
+def open_graph(model: ir.Model, path: Path, weights: Path) -> OrtRunner:
+    """Open a piece of a float graph for a single run: nothing is prepared for a second one.
+
+    Args:
+        model: The piece; 16-bit weights are widened by Casts in it.
+        path: The file that it comes from, for errors.
+        weights: The folder that its external tensors are relative to.
+
+    Raises:
+        McpcError: As `open_model`.
+    """
+    options = _options(accuracy_level=1, threads=0, optimize=True)
+    options.enable_cpu_mem_arena = False
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    return OrtRunner(path, _session(path, io.serialize(model), options, weights))
+
+
 def _through_links(model: ir.Model) -> bool:
     """Return True when a weight file is a link, as in a Hugging Face cache; ONNX Runtime follows none."""
     tensors = [value.const_value for value in io.all_initializers(model)]

@@ -1,0 +1,86 @@
+"""A PyTorch model whose large weights are in memory only while the module that owns them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import transformers
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from mcpc.checkpoint import Checkpoint
+from mcpc.export.convert import COMPUTE_DTYPE
+from mcpc.export.keys import map_keys
+from mcpc.export.skeleton import build_skeleton
+from mcpc.export.state import float32_tensor
+
+#: Modules with fewer bytes of own weights keep them: norms, biases, scalars that other modules read.
+_KEPT_BYTES = 1 << 18
+
+
+def streaming_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+    """Return the model of a checkpoint with its weights on disk.
+
+    A module with large weights of its own reads them before each of its calls and drops them after. The names come
+    from mcpc's key map, which transformers' own renames make.
+
+    Args:
+        checkpoint: Where the weights are.
+        dtype: Float dtype of the computation.
+    """
+    model = build_skeleton(checkpoint.root, checkpoint.architecture, COMPUTE_DTYPE)
+    source = map_keys(model, checkpoint).source
+    for path, module in model.named_modules():
+        own = {
+            name: source[f"{path}.{name}" if path else name]
+            for name, tensor in [*module._parameters.items(), *module._buffers.items()]
+            if tensor is not None and (f"{path}.{name}" if path else name) in source
+        }
+        _Weights(checkpoint, own, dtype).attach(module)
+    if dtype != torch.float32:
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_floating_point():
+                    module._buffers[name] = buffer.to(dtype)
+    return model
+
+
+class _Weights:
+    """The tensors that one module owns, by the names of the checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, own: Mapping[str, str], dtype: torch.dtype) -> None:
+        self._checkpoint = checkpoint
+        self._own = own
+        self._dtype = dtype
+
+    def attach(self, module: torch.nn.Module) -> None:
+        """Load small weights now; large ones around each call."""
+        elements = sum(tensor.numel() for name in self._own if (tensor := _slot(module, name).get(name)) is not None)
+        # PyTorch's own attention reads this linear layer's weights without calling it.
+        if 4 * elements < _KEPT_BYTES or isinstance(module, NonDynamicallyQuantizableLinear):
+            self._load(module, ())
+            return
+        empty = {name: _slot(module, name)[name] for name in self._own}
+
+        def drop(module: torch.nn.Module, args: object, output: object) -> None:
+            for name, tensor in empty.items():
+                _slot(module, name)[name] = tensor
+
+        module.register_forward_pre_hook(self._load)
+        module.register_forward_hook(drop, always_call=True)
+
+    def _load(self, module: torch.nn.Module, args: object) -> None:
+        for name, key in self._own.items():
+            tensor = float32_tensor(self._checkpoint, key)
+            if tensor.is_floating_point():
+                tensor = tensor.to(self._dtype)
+            slot = _slot(module, name)
+            slot[name] = torch.nn.Parameter(tensor, requires_grad=False) if slot is module._parameters else tensor
+
+
+def _slot(module: torch.nn.Module, name: str) -> dict[str, torch.Tensor | None]:
+    """Return the dict of a module that holds a parameter or buffer."""
+    slots: dict[str, torch.Tensor | None] = (
+        module._parameters if name in module._parameters else module._buffers  # type: ignore[assignment]
+    )
+    return slots
