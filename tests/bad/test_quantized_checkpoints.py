@@ -1,4 +1,4 @@
-"""Quantized sources: block-scaled FP8 is dequantized exactly, every other method is refused by name, with its size."""
+"""Quantized sources: FP8 is dequantized exactly, symmetric four bits stay, others are refused by name and size."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 
 pytest.importorskip("torch")
@@ -158,19 +159,158 @@ def test_fp8_without_a_config(fp8: Path, tmp_path: Path) -> None:
         Checkpoint.open(root)
 
 
+GROUP = 32
+
+
+def word(codes: list[int]) -> int:
+    """Return eight codes in one int32, the first in the lowest nibble."""
+    value = sum(code << (4 * place) for place, code in enumerate(codes))
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def four_bits(weight: Array) -> tuple[Array, Array]:
+    """Return codes 0..15 [K,N] and float16 scales [K / group, N] of a weight [N,K]."""
+    by_depth = weight.T
+    groups = by_depth.reshape(-1, GROUP, by_depth.shape[1])
+    scales = (np.abs(groups).max(axis=1) / 7).astype(np.float16)
+    codes = np.rint(groups / scales[:, None].astype(np.float32)).clip(-8, 7).astype(int) + 8
+    return codes.reshape(by_depth.shape), scales
+
+
 def gptq(arrays: dict[str, Any], name: str, weight: Array) -> None:
-    base, (rows, columns) = name.removesuffix(".weight"), weight.shape
-    arrays[f"{base}.qweight"] = np.zeros((columns // 8, rows), np.int32)
-    arrays[f"{base}.qzeros"] = np.zeros((1, rows // 8), np.int32)
-    arrays[f"{base}.scales"] = np.ones((1, rows), np.float16)
-    arrays[f"{base}.g_idx"] = np.zeros(columns, np.int32)
+    """Pack as AutoGPTQ does: eight k in a word, zero points stored less one."""
+    base, (codes, scales) = name.removesuffix(".weight"), four_bits(weight)
+    depth, columns = codes.shape
+    packed = [[word(list(codes[8 * row : 8 * row + 8, n])) for n in range(columns)] for row in range(depth // 8)]
+    arrays[f"{base}.qweight"] = np.array(packed, np.int32)
+    arrays[f"{base}.qzeros"] = np.full((len(scales), columns // 8), word([7] * 8), np.int32)
+    arrays[f"{base}.scales"] = scales
+    arrays[f"{base}.g_idx"] = (np.arange(depth) // GROUP).astype(np.int32)
 
 
 def awq(arrays: dict[str, Any], name: str, weight: Array) -> None:
+    """Pack as AutoAWQ does: eight n in a word, in the order 0 2 4 6 1 3 5 7."""
+    base, (codes, scales) = name.removesuffix(".weight"), four_bits(weight)
+    depth, columns = codes.shape
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    packed = [[word([codes[k, 8 * c + n] for n in order]) for c in range(columns // 8)] for k in range(depth)]
+    arrays[f"{base}.qweight"] = np.array(packed, np.int32)
+    arrays[f"{base}.qzeros"] = np.full((len(scales), columns // 8), word([8] * 8), np.int32)
+    arrays[f"{base}.scales"] = scales
+
+
+FOUR_BITS = {
+    "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": False}),
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": False}),
+}
+
+
+def four_bit_llava(root: Path, method: str) -> tuple[Path, dict[str, Array]]:
+    """Write a LLaVA with a packed language model; return it and {module: the matrix [N,K] that the codes mean}."""
+    tiny.llava(root, intermediate_size=96)
+    pack, settings = FOUR_BITS[method]
+    meant = {}
+
+    def change(arrays: dict[str, Any]) -> None:
+        for name in [name for name in arrays if "language_model" in name and name.endswith("proj.weight")]:
+            weight = arrays.pop(name)
+            codes, scales = four_bits(weight)
+            values = (codes - 8).astype(np.float32) * np.repeat(scales.astype(np.float32), GROUP, axis=0)
+            meant[name.removesuffix(".weight")] = values.T
+            pack(arrays, name, weight)
+
+    tiny.edit_arrays(root / SINGLE, change)
+    tiny.edit_json(root / "config.json", quantization_config=settings)
+    return root, meant
+
+
+@pytest.mark.parametrize("method", FOUR_BITS)
+def test_four_bits_stay_four_bits(method: str, tmp_path: Path) -> None:
+    """Codes and scales are carried over as they are, in the canonical form, and the package equals PyTorch."""
+    root, meant = four_bit_llava(tmp_path / "llava", method)
+    checkpoint = Checkpoint.open(root)
+    report = convert(root, tmp_path / "package", progress=Silent())
+    assert report.checked == "executed"
+    assert report.data["notes"] == ["14 matrices stay in four bits"]
+    for component in report.data["verification"]["components"]:
+        assert max(item["max_abs"] for item in component["outputs"].values()) < 1e-4  # it is the same matrix
+    package = Package.open(tmp_path / "package")
+    decoder = package.manifest.component("decoder")
+    assert decoder.precision.weights["int4"] == sum(matrix.size for matrix in meant.values())
+    graph = onnx.load(package.root / decoder.file, load_external_data=False).graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    wide = [node for node in graph.node if node.op_type == "DequantizeLinear"]
+    assert len(wide) == len(meant) == 14
+    for node in wide:
+        codes, scales = (external(package.root, tensors[name]) for name in node.input)
+        key = decoder.initializers[node.input[0]]
+        module = key.source_name.removesuffix(".qweight")
+        assert key.transform == "int4.block"
+        assert decoder.initializers[node.input[1]].transform == "int4.block.scale"
+        depth, columns = tensors[node.input[0]].dims
+        nibbles = np.stack([codes & 15, codes >> 4], axis=1).reshape(depth, columns).astype(int)
+        signed = np.where(nibbles > 7, nibbles - 16, nibbles).astype(np.float32)
+        values = signed * np.repeat(scales.view(np.float32).reshape(-1, columns), GROUP, axis=0)
+        np.testing.assert_array_equal(values.T, meant[module])
+        np.testing.assert_array_equal(float32_tensor(checkpoint, key.source_name).numpy(), meant[module])
+    stored = sum(path.stat().st_size for path in (package.root / "weights").iterdir())
+    assert stored < 1.2 * (root / SINGLE).stat().st_size
+
+
+def external(root: Path, tensor: onnx.TensorProto) -> Array:
+    """Return the bytes of an external tensor."""
+    place = {item.key: item.value for item in tensor.external_data}
+    return np.fromfile(root / place["location"], np.uint8, int(place["length"]), offset=int(place["offset"]))
+
+
+def asymmetric(arrays: dict[str, Any], base: str) -> None:
+    arrays[f"{base}.qzeros"][0, 0] += 1
+
+
+def reordered(arrays: dict[str, Any], base: str) -> None:
+    order = arrays[f"{base}.g_idx"]
+    arrays[f"{base}.g_idx"] = order[::-1].copy() if order[-1] else 1 - order
+
+
+def without_scales(arrays: dict[str, Any], base: str) -> None:
+    arrays.pop(f"{base}.scales")
+
+
+def one_group(arrays: dict[str, Any], base: str) -> None:
+    arrays[f"{base}.scales"] = arrays[f"{base}.scales"][:1].copy()
+
+
+LAYOUTS = {
+    "asymmetric": (asymmetric, "its zero points are not symmetric (expected all 8, got others)"),
+    "act-order": (reordered, "K is reordered (desc_act)"),
+    "no-scales": (without_scales, "its scales or zero points are missing"),
+    "group-of-96": (one_group, "a group size that runtimes do not take (expected 32 or 64 or 128, got 96)"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts_that_do_not_stay_in_four_bits(layout: str, tmp_path: Path) -> None:
+    """Exit 4, with the matrix, the reason, and the bytes that the weights would have in 16 bits."""
+    root, _ = four_bit_llava(tmp_path / "llava", "gptq")
+    change, words = LAYOUTS[layout]
+    base = next(
+        name.removesuffix(".qweight") for name in tiny.arrays_of(root / SINGLE) if name.endswith("down_proj.qweight")
+    )
+    tiny.edit_arrays(root / SINGLE, lambda arrays: change(arrays, base))
+    with pytest.raises(UnsupportedError) as caught:
+        convert(root, tmp_path / "package", verify="none", progress=Silent())
+    assert f"quantized by gptq, in a layout that does not stay in four bits: {base}.qweight: {words}" in str(
+        caught.value
+    )
+    assert "in 16 bits they would be" in str(caught.value)
+
+
+def eight_bit_gptq(arrays: dict[str, Any], name: str, weight: Array) -> None:
     base, (rows, columns) = name.removesuffix(".weight"), weight.shape
-    arrays[f"{base}.qweight"] = np.zeros((columns, rows // 8), np.int32)
-    arrays[f"{base}.qzeros"] = np.zeros((1, rows // 8), np.int32)
+    arrays[f"{base}.qweight"] = np.zeros((columns // 4, rows), np.int32)
+    arrays[f"{base}.qzeros"] = np.zeros((1, rows // 4), np.int32)
     arrays[f"{base}.scales"] = np.ones((1, rows), np.float16)
+    arrays[f"{base}.g_idx"] = np.zeros(columns, np.int32)
 
 
 def bitsandbytes(arrays: dict[str, Any], name: str, weight: Array) -> None:
@@ -188,8 +328,7 @@ def compressed(arrays: dict[str, Any], name: str, weight: Array) -> None:
 
 
 METHODS = {
-    "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True}),
-    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}),
+    "gptq": (eight_bit_gptq, {"quant_method": "gptq", "bits": 8, "group_size": 128, "sym": True}),
     "bitsandbytes": (bitsandbytes, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     "compressed-tensors": (
         compressed,

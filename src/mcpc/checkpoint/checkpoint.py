@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from mcpc.checkpoint.index import find_tensor_files, read_json, read_tensors
-from mcpc.checkpoint.quantized import FP8, BlockScale, split_scales
+from mcpc.checkpoint.packed import PackedInt4
+from mcpc.checkpoint.quantized import FP8, BlockScale, weights_of
 from mcpc.core.tensors import FLOAT_DTYPES
 from mcpc.errors import BadInputError, Problem, UnsupportedError, UsageError
 from mcpc.storage.digests import digest_of, digest_of_files, sha256_of_file
@@ -32,6 +33,7 @@ class Checkpoint:
         notes: What a user should know, such as files that were ignored.
         prefix: Leading part of the tensors' names that the model does not know.
         scales: Tensor -> its scales, for matrices that are stored in FP8.
+        packed: Tensor -> its layout, for matrices that are stored in four bits.
     """
 
     root: Path
@@ -41,6 +43,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()
     prefix: str = ""
     scales: Mapping[str, BlockScale] = field(default_factory=dict)
+    packed: Mapping[str, PackedInt4] = field(default_factory=dict)
 
     @classmethod
     def open(cls, root: Path, strip_prefix: str = "") -> Checkpoint:
@@ -62,26 +65,42 @@ class Checkpoint:
         _refuse_remote_code(root, config)
         files = find_tensor_files(root)
         entries, notes = read_tensors(root, files)
-        tensors, scales = split_scales(root, config, entries)
-        _check_prefix(root, tensors, strip_prefix)
-        if scales:
-            notes += (f"{len(scales)} FP8 matrices are dequantized by their block scales",)
-        return cls(root, config, files.names, tensors, files.notes + notes, strip_prefix, scales)
+        weights = weights_of(root, config, entries)
+        _check_prefix(root, weights.tensors, strip_prefix)
+        if weights.scales:
+            notes += (f"{len(weights.scales)} FP8 matrices are dequantized by their block scales",)
+        if weights.packed:
+            notes += (f"{len(weights.packed)} matrices stay in four bits",)
+        return cls(
+            root,
+            config,
+            files.names,
+            weights.tensors,
+            files.notes + notes,
+            strip_prefix,
+            weights.scales,
+            weights.packed,
+        )
 
     def dtype_of(self, name: str) -> str:
         """Return the dtype in which a tensor is read: float32 for a block-scaled one."""
         return "float32" if name in self.scales else self.tensors[name].dtype
 
     def model_key(self, name: str) -> str:
-        """Return the name by which the model knows a tensor: without the prefix."""
-        return name.removeprefix(self.prefix)
+        """Return the name by which the model knows a tensor: without the prefix, a matrix and not its codes."""
+        known = name.removeprefix(self.prefix)
+        return known.removesuffix("qweight") + "weight" if name in self.packed else known
 
     @cached_property
     def identity(self) -> str:
         """Return the digest of config, headers and sizes: enough for planning, costs no tensor I/O."""
         entries = [
             [entry.name, entry.dtype, list(entry.shape), entry.file.name, entry.offset, entry.length]
-            for entry in (*self.tensors.values(), *(scale.entry for scale in self.scales.values()))
+            for entry in (
+                *self.tensors.values(),
+                *(scale.entry for scale in self.scales.values()),
+                *(matrix.scales for matrix in self.packed.values()),
+            )
         ]
         return digest_of({"config": dict(self.config), "entries": sorted(entries)})
 
@@ -123,7 +142,11 @@ class Checkpoint:
         """
         problems = []
         for name in names:
-            entries = [self.tensors[name], *([self.scales[name].entry] if name in self.scales else [])]
+            entries = [self.tensors[name]]
+            if name in self.scales:
+                entries.append(self.scales[name].entry)
+            if name in self.packed:
+                entries.append(self.packed[name].scales)
             problems += [
                 Problem(f"{bad} non-finite values", entry.name)
                 for entry in entries

@@ -1,4 +1,4 @@
-"""Checkpoints that are stored quantized: block-scaled FP8 is read, every other method is refused by name.
+"""Checkpoints that are stored quantized: block-scaled FP8 and symmetric four bits are read, others refused by name.
 
 Source: https://huggingface.co/deepseek-ai/DeepSeek-V3/blob/main/README_WEIGHTS.md (`weight_scale_inv`, one per block of
 `weight_block_size`; a matrix is the FP8 values times the scale of their block, edge blocks are smaller).
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mcpc.checkpoint.packed import METHODS, PackedInt4, packed_matrices
 from mcpc.core.runner import Array
 from mcpc.errors import BadInputError, Problem, UnsupportedError
 from mcpc.storage.safetensors import Entry
@@ -64,13 +65,26 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def split_scales(
-    root: Path, config: Mapping[str, Any], tensors: Mapping[str, Entry]
-) -> tuple[dict[str, Entry], dict[str, BlockScale]]:
-    """Return the tensors that are weights, and the scales of those that have one.
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a checkpoint that are weights of the model.
+
+    Attributes:
+        tensors: Name -> where it lies.
+        scales: Name of an FP8 matrix -> its scales.
+        packed: Name of a four-bit matrix's codes -> what they mean.
+    """
+
+    tensors: Mapping[str, Entry]
+    scales: Mapping[str, BlockScale] = field(default_factory=dict)
+    packed: Mapping[str, PackedInt4] = field(default_factory=dict)
+
+
+def weights_of(root: Path, config: Mapping[str, Any], tensors: Mapping[str, Entry]) -> Weights:
+    """Tell the weights of a checkpoint from what only describes them.
 
     Raises:
-        UnsupportedError: Another method than block-scaled FP8, with the size of the checkpoint in 16 bits.
+        UnsupportedError: A method or layout that is not read, with the size of the checkpoint in 16 bits.
         BadInputError: A matrix has no scale or a scale no matrix; all of them are listed.
     """
     settings = quantization_of(config)
@@ -81,10 +95,16 @@ def split_scales(
                 f"FP8 tensors, but config.json has no quantization_config: {narrow[0]}", where=str(root),
                 problems=[Problem("FP8 without a scale to go by", name) for name in narrow],
             )  # fmt: skip
-        return dict(tensors), {}
+        return Weights(dict(tensors))
+    if settings.get("quant_method") in METHODS and _bits(settings) == 4:
+        packed, parts, problems = packed_matrices(settings, tensors)
+        if problems:
+            raise _refusal(root, settings, tensors, problems)
+        rest = {name: entry for name, entry in tensors.items() if name not in parts}
+        return Weights({**rest, **{name: matrix.entry() for name, matrix in packed.items()}}, packed=packed)
     if settings.get("quant_method") != "fp8" or settings.get("activation_scheme", "dynamic") != "dynamic":
         raise _refusal(root, settings, tensors)
-    return _with_block_scales(root, settings, tensors)
+    return Weights(*_with_block_scales(root, settings, tensors))
 
 
 def _with_block_scales(
@@ -127,17 +147,21 @@ def _block(settings: Mapping[str, Any], weight: Entry) -> tuple[int, int]:
     return (size[0], size[1])
 
 
-def _refusal(root: Path, settings: Mapping[str, Any], tensors: Mapping[str, Entry]) -> UnsupportedError:
+def _refusal(
+    root: Path, settings: Mapping[str, Any], tensors: Mapping[str, Entry], problems: Sequence[Problem] = ()
+) -> UnsupportedError:
     method = str(settings.get("quant_method") or "an unnamed method")
     size = widened_bytes(settings, tensors)
     if method == "fp8":
         method += f" with {settings.get('activation_scheme')} activations"
+    what = f"in a layout that does not stay in four bits: {problems[0]}" if problems else "which mcpc does not read"
     return UnsupportedError(
-        f"the weights are quantized by {method}, which mcpc does not read",
+        f"the weights are quantized by {method}, {what}",
         where=f"{root}: config.json: quantization_config",
-        expected="float weights, or block-scaled fp8",
+        expected="float weights, block-scaled fp8, or symmetric four bits of gptq or awq",
         got=f"{sum(entry.length for entry in tensors.values()):,} bytes; in 16 bits they would be {size:,} bytes",
         hint="convert the float checkpoint that it was made from, then `mcpc quantize PACKAGE -o DIR --recipe int4`",
+        problems=problems,
         details={"method": method, "widened_bytes": size},
     )
 

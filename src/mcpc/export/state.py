@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from mcpc.checkpoint import Checkpoint
+from mcpc.checkpoint.packed import AWQ_ORDER, PackedInt4
 from mcpc.core.tensors import FLOAT_DTYPES
 from mcpc.export.skeleton import TORCH_DTYPES
 from mcpc.storage.safetensors import Entry
@@ -22,6 +23,8 @@ def torch_tensor(entry: Entry) -> torch.Tensor:
 
 def float32_tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
     """Return one tensor of the checkpoint; floats widened to float32, block-scaled ones multiplied out."""
+    if key in checkpoint.packed:
+        return _multiplied_out(checkpoint.packed[key])
     entry = checkpoint.tensors[key]
     tensor = torch_tensor(entry)
     if key in checkpoint.scales:
@@ -31,6 +34,22 @@ def float32_tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
             factors = factors.repeat_interleave(step, dim).narrow(dim, 0, entry.shape[dim])
         return tensor.to(torch.float32) * factors
     return tensor.to(torch.float32) if entry.dtype in FLOAT_DTYPES else tensor
+
+
+def _multiplied_out(matrix: PackedInt4) -> torch.Tensor:
+    """Return a four-bit matrix in float32 [N,K]."""
+    words = torch_tensor(matrix.codes)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    if matrix.method == "gptq":
+        codes = (words.unsqueeze(1) >> shifts.view(1, 8, 1)).reshape(matrix.depth, matrix.columns)
+    else:
+        codes = torch.empty(*words.shape, 8, dtype=torch.int32)
+        for nibble, column in enumerate(AWQ_ORDER):
+            codes[:, :, column] = words >> (4 * nibble)
+        codes = codes.reshape(matrix.depth, matrix.columns)
+    centred = (codes & 15).to(torch.float32) - 8
+    scales = torch_tensor(matrix.scales).to(torch.float32).repeat_interleave(matrix.group, 0)
+    return (centred * scales).T.contiguous()
 
 
 def state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mcpc.checkpoint import Checkpoint
+from mcpc.checkpoint.packed import PackedInt4
 from mcpc.core.progress import Progress
 from mcpc.core.runner import Array
 from mcpc.core.tensors import FLOAT_DTYPES
@@ -26,6 +27,8 @@ from mcpc.storage.references import write_reference
 from mcpc.storage.safetensors import Entry, Plan, numpy_dtype, write_stream
 
 FOLDER = "weights"
+#: Transform of a matrix that keeps its four bits.
+INT4 = "int4.block"
 _PIECE_ELEMENTS = 1 << 22
 #: A file is copied whole, at disk speed, unless more of it than this lies idle: unused tensors, or its header.
 _IDLE_FRACTION = 0.09
@@ -72,11 +75,15 @@ def refer_to_weights(checkpoint: Checkpoint, wanted: Mapping[str, str], writer: 
     Raises:
         UsageError: A tensor would have to be rewritten.
     """
-    cast = [name for name, dtype in sorted(wanted.items()) if checkpoint.tensors[name].dtype != dtype]
+    cast = [
+        name
+        for name, dtype in sorted(wanted.items())
+        if checkpoint.tensors[name].dtype != dtype or name in checkpoint.packed
+    ]
     if cast:
         raise UsageError(
-            "referenced weights stay as they are, and these need another dtype",
-            where="--weights reference", problems=[Problem("needs a cast", name) for name in cast],
+            "referenced weights stay as they are, and these need another dtype or layout",
+            where="--weights reference", problems=[Problem("needs to be rewritten", name) for name in cast],
             hint="use --dtype keep, or --weights copy",
         )  # fmt: skip
     entries = {name: checkpoint.tensors[name] for name in wanted}
@@ -106,7 +113,8 @@ def place_weights(
         relative = f"{FOLDER}/{name}"
         if name not in used_files:
             continue
-        if _is_verbatim(entries, wanted, checkpoint.root / name):
+        packed = any(entry.name in checkpoint.packed for entry in entries)
+        if not packed and _is_verbatim(entries, wanted, checkpoint.root / name):
             writer.copy(checkpoint.root / name, relative)
             hashes[name] = sha256_of_file(writer.root / relative)
             writer.remember(relative, hashes[name])
@@ -141,9 +149,18 @@ def _rewrite(
     checkpoint: Checkpoint, entries: list[Entry], wanted: Mapping[str, str], path: Path, relative: str
 ) -> dict[str, Span]:
     problems: list[Problem] = []
-    plans = [Plan(entry.name, wanted[entry.name], entry.shape) for entry in entries]
+    plans: list[Plan] = []
+    arrays: list[Array | Iterator[Array]] = []
+    for entry in entries:
+        if entry.name in checkpoint.packed:
+            matrix = checkpoint.packed[entry.name]
+            plans.append(Plan(entry.name, "int4", (matrix.depth, matrix.columns)))
+            plans.append(Plan(matrix.scales.name, "float32", matrix.scales.shape))
+            arrays += [matrix.packed(), _scales(matrix)]
+        else:
+            plans.append(Plan(entry.name, wanted[entry.name], entry.shape))
+            arrays.append(_cast(entry.name, _pieces(checkpoint, entry), wanted[entry.name], problems))
     with path.open("wb") as file:
-        arrays = (_cast(entry.name, _pieces(checkpoint, entry), wanted[entry.name], problems) for entry in entries)
         offsets = write_stream(file, plans, arrays)
     if problems:
         raise BadInputError(
@@ -152,17 +169,22 @@ def _rewrite(
             problems=problems,
             hint="use --dtype bfloat16 or float32",
         )
+    transforms = {entry.name: _transform(checkpoint, entry, wanted[entry.name]) for entry in entries}
     return {
-        entry.name: Span(
-            relative, *offsets[entry.name], wanted[entry.name], _transform(checkpoint, entry, wanted[entry.name])
-        )
-        for entry in entries
+        plan.name: Span(relative, *offsets[plan.name], plan.dtype, transforms.get(plan.name, f"{INT4}.scale"))
+        for plan in plans
     }
+
+
+def _scales(matrix: PackedInt4) -> Iterator[Array]:
+    yield matrix.scale_values()  # read when its turn has come
 
 
 def _transform(checkpoint: Checkpoint, entry: Entry, dtype: str) -> str:
     if entry.name in checkpoint.scales:
         return "fp8-block-dequantize"
+    if entry.name in checkpoint.packed:
+        return INT4
     return "none" if entry.dtype == dtype else "cast"
 
 

@@ -18,6 +18,7 @@ from mcpc.graph.functions import attach, vision_embed
 from mcpc.graph.weights import bind, place_weights, refer_to_weights, wanted_dtypes
 from mcpc.package import PackageWriter, package_writer
 from mcpc.package.manifest import Manifest
+from mcpc.passes.quantize.packed import place_packed
 from mcpc.storage.directories import check_output
 from mcpc.templates.match import load_templates, select
 from mcpc.templates.plan import ExportPlan, make_plan
@@ -142,7 +143,9 @@ def _export(
     stages["weights_s"] = time.perf_counter() - begun
     begun = time.perf_counter()
     bound = []
+    source = dict(exporter.source)
     for item in traced:
+        source |= place_packed(item.model, checkpoint, exporter.source, spans, writer.root)
         bind(item.model, exporter.source, spans, writer.root)
         attach(item.model, vision_embed())
         io.strip_metadata(item.model, item.component.name)
@@ -153,7 +156,7 @@ def _export(
     assemble.write_processor(checkpoint, writer)
     contracts = assemble.write_contracts(exporter.config, plan, writer)
     facts = assemble.Facts(
-        checkpoint, exporter.config, plan, bound, exporter.source, spans, digest, exporter.embedding_rows, unused,
+        checkpoint, exporter.config, plan, bound, source, spans, digest, exporter.embedding_rows, unused,
         options, "none" if verify == "none" else "executed", preflight.vocabulary,
     )  # fmt: skip
     manifest = assemble.build_manifest(facts, contracts)

@@ -114,7 +114,7 @@ def survey(
                 weight = Weight(
                     f"{component}/{known}" if component else known, names.get((component, known), known), tensor
                 )
-                found.setdefault(bytes_key(tensor), weight).sites.extend(_sites(component, value))
+                found.setdefault(bytes_key(tensor), weight).sites.extend(sites_of(component, value))
         for name, tensor in _inside_functions(model):
             weight = Weight(f"{component}/{name}" if component else name, name, tensor)
             value, node = ir.Value(name=name), ir.Node("", "Constant", [], name=name)
@@ -163,7 +163,8 @@ def _inside_functions(model: ir.Model) -> Iterator[tuple[str, ir.TensorProtocol]
                 yield f"{function.name}/{node.outputs[0].name}", tensor
 
 
-def _sites(component: str, value: ir.Value) -> Iterator[Site]:
+def sites_of(component: str, value: ir.Value) -> Iterator[Site]:
+    """Yield the uses of a weight, through a Transpose where there is one."""
     if value.is_graph_output():
         yield Site(component, value, ir.Node("", "Output", [], name=value.name), unfit="is a graph output")
     for use in value.uses():
