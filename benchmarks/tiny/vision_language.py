@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import transformers as hf
 
 from tiny.build import END, PAD, START, VOCABULARY, Tiny
-from tiny.processors import clip_images
+from tiny.processors import clip_images, images_of
 
 IMAGE = 300
 TEXT = {
@@ -31,6 +31,91 @@ def llava() -> Tiny:
     return Tiny(config, {"<image>": IMAGE}, clip_images(28), GENERATION)
 
 
+PLACEHOLDER = {"<image>": IMAGE}
+SIGLIP = {**VISION, "num_hidden_layers": 2, "vision_use_head": False}
+
+
+def _text(kind: type[hf.PretrainedConfig], **changes: object) -> hf.PretrainedConfig:
+    """Return a text config of a kind; a change to None leaves the key out."""
+    return kind(**{key: value for key, value in {**TEXT, **changes}.items() if value is not None})
+
+
+def vipllava() -> Tiny:
+    """VipLLaVA: features of several layers, concatenated."""
+    config = hf.VipLlavaConfig(
+        vision_config=hf.CLIPVisionConfig(**VISION), text_config=_text(hf.LlamaConfig), image_token_index=IMAGE,
+        vision_feature_layers=[-2, -3, 1],
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, clip_images(28), GENERATION)
+
+
+def aya_vision() -> Tiny:
+    """Aya Vision: SigLIP, pixel shuffle, Cohere 2."""
+    config = hf.AyaVisionConfig(
+        vision_config=hf.SiglipVisionConfig(**SIGLIP), text_config=_text(hf.Cohere2Config, sliding_window=6, num_hidden_layers=4),
+        image_token_index=IMAGE, downsample_factor=2, alignment_intermediate_size=40,
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, images_of("GotOcr2ImageProcessor", 28), GENERATION)
+
+
+def cohere2_vision() -> Tiny:
+    """Command A Vision: SigLIP, pixel shuffle, Cohere 2."""
+    config = hf.Cohere2VisionConfig(
+        vision_config=hf.SiglipVisionConfig(**SIGLIP), text_config=_text(hf.Cohere2Config, sliding_window=6, num_hidden_layers=4),
+        image_token_id=IMAGE, downsample_factor=2, alignment_intermediate_size=40,
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, images_of("Cohere2VisionImageProcessorFast", 28), GENERATION)
+
+
+def _internvl(kind: type[hf.PretrainedConfig], text: hf.PretrainedConfig) -> Tiny:
+    vision = {
+        **VISION,
+        "num_hidden_layers": 2,
+        "image_size": [28, 28],
+        "patch_size": [7, 7],
+        "layer_scale_init_value": 0.9,
+    }
+    config = kind(
+        vision_config=vision, text_config=text, image_token_id=IMAGE, image_seq_length=4, downsample_ratio=0.5
+    )
+    return Tiny(config, PLACEHOLDER, images_of("GotOcr2ImageProcessor", 28), GENERATION)
+
+
+def internvl() -> Tiny:
+    """InternVL 3: its own tower, pixel shuffle, Qwen 2."""
+    return _internvl(hf.InternVLConfig, _text(hf.Qwen2Config, head_dim=None))
+
+
+def qianfan_ocr() -> Tiny:
+    """Qianfan OCR: InternVL's tower, Qwen 3."""
+    return _internvl(hf.QianfanOCRConfig, _text(hf.Qwen3Config))
+
+
+def janus() -> Tiny:
+    """Janus: SigLIP-like tower, aligner, Llama; its image generator stays out."""
+    vision = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 28, "patch_size": 7,
+              "projection_dim": 48, "depth": 2, "num_image_tokens": 16, "mlp_ratio": 2.25}  # fmt: skip
+    vq = {"embed_dim": 8, "num_embeddings": 40, "latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1],
+          "num_res_blocks": 1, "num_patches": 4, "projection_dim": 48, "image_token_embed_dim": 48}  # fmt: skip
+    config = hf.JanusConfig(text_config=_text(hf.LlamaConfig), vision_config=vision, vq_config=vq, image_token_id=IMAGE)
+    return Tiny(config, PLACEHOLDER, images_of("JanusImageProcessor", 28), GENERATION)
+
+
+def deepseek_vl() -> Tiny:
+    """DeepSeek-VL: SigLIP, aligner, Llama."""
+    config = hf.DeepseekVLConfig(
+        text_config=_text(hf.LlamaConfig), vision_config=hf.SiglipVisionConfig(**SIGLIP), image_token_id=IMAGE
+    )
+    return Tiny(config, PLACEHOLDER, images_of("DeepseekVLImageProcessor", 28), GENERATION)
+
+
 CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
+    ("aya_vision", "AyaVisionForConditionalGeneration"): aya_vision,
+    ("cohere2_vision", "Cohere2VisionForConditionalGeneration"): cohere2_vision,
+    ("deepseek_vl", "DeepseekVLForConditionalGeneration"): deepseek_vl,
+    ("internvl", "InternVLForConditionalGeneration"): internvl,
+    ("janus", "JanusForConditionalGeneration"): janus,
     ("llava", "LlavaForConditionalGeneration"): llava,
+    ("qianfan_ocr", "QianfanOCRForConditionalGeneration"): qianfan_ocr,
+    ("vipllava", "VipLlavaForConditionalGeneration"): vipllava,
 }

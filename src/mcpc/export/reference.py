@@ -119,12 +119,14 @@ class TorchReference:
                 name: torch.from_numpy(np.ascontiguousarray(value[:1])) for name, value in feeds.items()
             }
             encoded: list[Any] = []
-            hook = self.model.get_encoder().register_forward_hook(lambda _, __, output: encoded.append(output))
+            hook = self.model.get_encoder().register_forward_hook(
+                lambda _, __, output: encoded.append(copy.deepcopy(output))
+            )
             for _ in range(new_tokens):
                 output = self.model(**inputs, **{self._decoder_tokens: ids}, use_cache=False)
                 if encoded and "encoder_outputs" in inspect.signature(self.model.forward).parameters:
                     inputs = {name: value for name, value in inputs.items() if name == "attention_mask"}
-                    inputs["encoder_outputs"] = encoded[0]
+                    inputs["encoder_outputs"] = copy.deepcopy(encoded[0])  # a decoder may write into it
                 logits = output.logits[:, -1]
                 scores = processors(cast(torch.LongTensor, ids), logits)
                 ids = torch.cat([ids, scores.argmax(dim=-1, keepdim=True)], dim=1)
