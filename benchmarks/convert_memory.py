@@ -70,6 +70,7 @@ def make_checkpoint(root: Path, case: Case) -> int:
     config = json.loads((EXAMPLE / "config.json").read_text())
     config["dtype"] = "float16"
     config["text_config"] |= case.text
+    config["text_config"]["max_position_embeddings"] = 4096
     config["vision_config"] |= VISION
     config["image_seq_length"] = (VISION["image_size"] // VISION["patch_size"]) ** 2
     (root / "config.json").write_text(json.dumps(config))

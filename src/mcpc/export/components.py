@@ -29,7 +29,8 @@ class Features(Wrapper):
         """Return [items, D], or [items * rows, H] when the call says `flatten`."""
         call = self.component.call
         with _batch_stays_whole(self.model):
-            output = getattr(self.model, call.method or "")(**tensors, return_dict=True)
+            method = getattr(self.model, call.method or "", None) or getattr(self.model.model, call.method or "")
+            output = method(**tensors, return_dict=True)
         features = output if isinstance(output, torch.Tensor) else output.pooler_output
         if isinstance(features, (builtins.list, tuple)):
             features = torch.cat(builtins.list(features), dim=0)
@@ -56,7 +57,10 @@ class VisionEmbed(Wrapper):
             "mcpc::VisionEmbed", (ids, table, features, pos_map), {},
             dtype=table.dtype, shape=(*ids.shape, table.shape[1]), version=1,
         )  # fmt: skip
-        return (rows,)
+        scale = _scale_of(self.model.get_input_embeddings())
+        if scale is None:
+            return (rows,)
+        return (torch.where(has_row.unsqueeze(-1), rows, rows * scale),)
 
     def eager(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
         """Return the merge as transformers does it: masked_scatter of the rows over the placeholders."""
@@ -66,20 +70,26 @@ class VisionEmbed(Wrapper):
         return (embeds.masked_scatter(is_image, tensors["image_features"]),)
 
 
+def _scale_of(embedding: torch.nn.Module) -> torch.Tensor | None:
+    """Return what a scaled embedding (Gemma's) multiplies its rows by."""
+    scale = getattr(embedding, "embed_scale", None)
+    return scale if isinstance(scale, torch.Tensor) else None
+
+
 class CausalDecoder(Wrapper):
     """Language model with its head; prefill and decode are the same graph, past length 0 included."""
 
     def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
         """Return logits [batch, sequence, V], then present keys and values."""
         cache = self.cache_of(tensors, "past")
-        output = self.model.get_decoder()(
-            inputs_embeds=tensors["inputs_embeds"],
-            attention_mask=tensors["attention_mask"],
-            position_ids=tensors["position_ids"],
-            cache=cache,
-            use_cache=True,
-        )
-        return (self.model.get_output_embeddings()(output[0]), *flat_cache(cache))
+        inputs = {spec.name: tensors[spec.name] for spec in self.component.inputs if not _is_cache(spec.name)}
+        # The model's own forward: a family may scale or cap its logits after the head.
+        logits = self.model(**inputs, cache=cache, use_cache=True, return_dict=True).logits
+        return (logits, *flat_cache(cache))
+
+
+def _is_cache(name: str) -> bool:
+    return name.startswith(("past.", "cross."))
 
 
 class SpeechEncoder(Wrapper):

@@ -33,12 +33,15 @@ def load_templates() -> tuple[Template, ...]:
 
 
 def lookup(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path, or None when a part is absent."""
+    """Return the value at a dotted path, or None when a part is absent; a number is a place in a list."""
     value: Any = config
     for part in path.split("."):
-        if not isinstance(value, Mapping) or part not in value:
+        if isinstance(value, (list, tuple)) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:
             return None
-        value = value[part]
     return value
 
 

@@ -170,6 +170,7 @@ def _modalities(facts: Facts) -> dict[str, manifest.Modality]:
             "max_bytes": plan.max_bytes,
             "max_pixels": plan.max_pixels,
             "sizes": plan.sizes,
+            "rows_per_item": _rows(facts, name),
         }
         if name == "text":
             fields |= {
@@ -187,8 +188,7 @@ def _modalities(facts: Facts) -> dict[str, manifest.Modality]:
 
 
 def _image(facts: Facts) -> dict[str, Any]:
-    steps = image_preprocess_from_config(_preprocessor(facts.checkpoint, "image_processor"))
-    return {"preprocess": steps, "rows_per_item": _rows(facts, "image")}
+    return {"preprocess": image_preprocess_from_config(_preprocessor(facts.checkpoint, "image_processor"))}
 
 
 def _audio(facts: Facts) -> dict[str, Any]:

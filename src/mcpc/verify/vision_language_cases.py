@@ -1,0 +1,70 @@
+"""Cases of language models that read image rows between their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mcpc.core.runner import Array
+from mcpc.errors import BadInputError
+from mcpc.verify.case import Case, CaseMaker, Sample
+from mcpc.verify.inputs import encoder_inputs
+
+#: Prompts, tokens of each beside the image's, images, and padding of the first prompt.
+_SIZES = ((1, 5, 1, 0), (3, 9, 3, 2), (4, 6, 0, 0))
+
+
+class VisionLanguageCases(CaseMaker):
+    """Makes cases of the vision encoder, of the embedding and of the decoder."""
+
+    def seeded(self) -> tuple[Sample, ...]:
+        """Return whole requests with one image each, for a package that cannot read image files."""
+        return tuple(self._request(1, extra, 1, 0, number) for number, extra in enumerate((4, 7)))
+
+    def all(self, samples: tuple[Sample, ...], seeded: bool = True) -> Iterator[Case]:
+        """Yield the cases of seeded requests, then of real ones."""
+        requests = [self._request(*sizes, number) for number, sizes in enumerate(_SIZES)] if seeded else []
+        for sample in (*requests, *samples):
+            yield from self._one_request(sample)
+
+    def _request(self, batch: int, extra: int, images: int, pad: int, number: int) -> Sample:
+        sizes = {"images": images, **self.dynamic_sizes(number)}
+        pixels = encoder_inputs(self.random, self.manifest.component("vision_encoder"), sizes) if images else {}
+        rows = self._rows(pixels) if images else 0
+        ids = self.ids(batch, extra + rows)
+        if images:
+            ids[:, pad + 1 : pad + 1 + rows] = self._placeholder()
+        mask = np.ones_like(ids)
+        mask[0, :pad] = 0
+        feeds = {"input_ids": ids, "attention_mask": mask, **pixels}
+        return Sample(f"seeded batch={batch} images={images}", feeds)
+
+    def _rows(self, pixels: dict[str, Array]) -> int:
+        """Return the feature rows of one image: a fixed number, or what the reference makes of this one."""
+        fixed = self.manifest.modalities["image"].rows_per_item
+        if fixed is not None:
+            return fixed
+        features = self.reference("vision_encoder").run(pixels)["image_features"]
+        return len(features) // len(pixels["pixel_values"])
+
+    def _placeholder(self) -> int:
+        if self.manifest.binding is None:
+            raise BadInputError("the package does not say where images go in the text", where="manifest.binding")
+        return self.manifest.binding.placeholders["image"].token_id
+
+    def _one_request(self, sample: Sample) -> Iterator[Case]:
+        label, ids, mask = sample.label, sample.feeds["input_ids"], sample.feeds["attention_mask"]
+        hidden = next(t for t in self.manifest.component("embed").inputs if t.name == "image_features").shape[-1]
+        features = np.zeros((0, int(hidden)), np.float32)
+        names = {tensor.name for tensor in self.manifest.component("vision_encoder").inputs}
+        pixels = {name: array for name, array in sample.feeds.items() if name in names}
+        if pixels:
+            yield Case("vision_encoder", label, pixels)
+            features = self.reference("vision_encoder").run(pixels)["image_features"]
+        embed = {"input_ids": ids, "image_features": features}
+        yield Case("embed", label, embed)
+        prefill = self.reference("embed").run(embed)["inputs_embeds"]
+        follow_ids = self.ids(len(ids), 1 if len(ids) < 4 else 3)
+        follow = self.reference("embed").run({"input_ids": follow_ids, "image_features": features[:0]})["inputs_embeds"]
+        yield from self.decoder_cases(label, {"inputs_embeds": prefill}, {"inputs_embeds": follow}, mask, {})
