@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import transformers as hf
 
 from tiny.build import END, PAD, START, VOCABULARY, Tiny
-from tiny.processors import clip_images, images_of
+from tiny.processors import clip_images, images_of, siglip_images
 
 IMAGE = 300
 TEXT = {
@@ -32,6 +32,7 @@ def llava() -> Tiny:
 
 
 PLACEHOLDER = {"<image>": IMAGE}
+SLIDING = {"sliding_window": 6, "num_hidden_layers": 4}
 SIGLIP = {**VISION, "num_hidden_layers": 2, "vision_use_head": False}
 
 
@@ -52,7 +53,7 @@ def vipllava() -> Tiny:
 def aya_vision() -> Tiny:
     """Aya Vision: SigLIP, pixel shuffle, Cohere 2."""
     config = hf.AyaVisionConfig(
-        vision_config=hf.SiglipVisionConfig(**SIGLIP), text_config=_text(hf.Cohere2Config, sliding_window=6, num_hidden_layers=4),
+        vision_config=hf.SiglipVisionConfig(**SIGLIP), text_config=_text(hf.Cohere2Config, **SLIDING),
         image_token_index=IMAGE, downsample_factor=2, alignment_intermediate_size=40,
     )  # fmt: skip
     return Tiny(config, PLACEHOLDER, images_of("GotOcr2ImageProcessor", 28), GENERATION)
@@ -61,7 +62,7 @@ def aya_vision() -> Tiny:
 def cohere2_vision() -> Tiny:
     """Command A Vision: SigLIP, pixel shuffle, Cohere 2."""
     config = hf.Cohere2VisionConfig(
-        vision_config=hf.SiglipVisionConfig(**SIGLIP), text_config=_text(hf.Cohere2Config, sliding_window=6, num_hidden_layers=4),
+        vision_config=hf.SiglipVisionConfig(**SIGLIP), text_config=_text(hf.Cohere2Config, **SLIDING),
         image_token_id=IMAGE, downsample_factor=2, alignment_intermediate_size=40,
     )  # fmt: skip
     return Tiny(config, PLACEHOLDER, images_of("Cohere2VisionImageProcessorFast", 28), GENERATION)
@@ -95,8 +96,9 @@ def janus() -> Tiny:
     """Janus: SigLIP-like tower, aligner, Llama; its image generator stays out."""
     vision = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 28, "patch_size": 7,
               "projection_dim": 48, "depth": 2, "num_image_tokens": 16, "mlp_ratio": 2.25}  # fmt: skip
-    vq = {"embed_dim": 8, "num_embeddings": 40, "latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1],
-          "num_res_blocks": 1, "num_patches": 4, "projection_dim": 48, "image_token_embed_dim": 48}  # fmt: skip
+    vq = {"embed_dim": 8, "num_embeddings": 40, "latent_channels": 32, "base_channels": 32,
+          "channel_multiplier": [1, 1], "num_res_blocks": 1, "num_patches": 4,
+          "projection_dim": 48, "image_token_embed_dim": 48}  # fmt: skip
     config = hf.JanusConfig(text_config=_text(hf.LlamaConfig), vision_config=vision, vq_config=vq, image_token_id=IMAGE)
     return Tiny(config, PLACEHOLDER, images_of("JanusImageProcessor", 28), GENERATION)
 
@@ -109,13 +111,81 @@ def deepseek_vl() -> Tiny:
     return Tiny(config, PLACEHOLDER, images_of("DeepseekVLImageProcessor", 28), GENERATION)
 
 
+def gemma3() -> Tiny:
+    """Gemma 3: sliding and full attention, scaled embeddings, image rows that see each other."""
+    text = _text(hf.Gemma3TextConfig, num_hidden_layers=4, sliding_window=8, query_pre_attn_scalar=8,
+                 layer_types=["sliding_attention", "full_attention"] * 2)  # fmt: skip
+    config = hf.Gemma3Config(
+        vision_config=hf.SiglipVisionConfig(**SIGLIP), text_config=text, image_token_index=IMAGE, mm_tokens_per_image=4,
+        boi_token_index=301, eoi_token_index=302,
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, images_of("Gemma3ImageProcessor", 28), GENERATION)
+
+
+def paligemma() -> Tiny:
+    """PaliGemma: Gemma with a prefix that sees itself."""
+    config = hf.PaliGemmaConfig(
+        vision_config=hf.SiglipVisionConfig(**SIGLIP, projection_dim=48), text_config=_text(hf.GemmaConfig),
+        image_token_index=IMAGE, projection_dim=48, hidden_size=48,
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, siglip_images(28), GENERATION)
+
+
+def _idefics3(kind: type[hf.PretrainedConfig], processor: str) -> Tiny:
+    vision = {**VISION, "num_hidden_layers": 2}
+    config = kind(vision_config=vision, text_config=_text(hf.LlamaConfig), scale_factor=2, image_token_id=IMAGE)
+    return Tiny(config, PLACEHOLDER, images_of(processor, 28), GENERATION)
+
+
+def idefics3() -> Tiny:
+    """Idefics 3."""
+    return _idefics3(hf.Idefics3Config, "Idefics3ImageProcessor")
+
+
+def smolvlm() -> Tiny:
+    """SmolVLM."""
+    return _idefics3(hf.SmolVLMConfig, "SmolVLMImageProcessor")
+
+
+def idefics2() -> Tiny:
+    """Idefics 2: perceiver resampler, Mistral with a sliding window."""
+    perceiver = {"hidden_size": 48, "resampler_n_latents": 5, "resampler_depth": 2, "resampler_n_heads": 6,
+                 "resampler_head_dim": 8, "num_key_value_heads": 2}  # fmt: skip
+    config = hf.Idefics2Config(
+        vision_config={**VISION, "num_hidden_layers": 2}, perceiver_config=perceiver,
+        text_config=_text(hf.MistralConfig, sliding_window=9), image_token_id=IMAGE,
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, images_of("Idefics2ImageProcessor", 28), GENERATION)
+
+
+def blip2() -> Tiny:
+    """BLIP-2 over OPT."""
+    vision = {**VISION, "num_hidden_layers": 2}
+    qformer = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+               "intermediate_size": 56, "encoder_hidden_size": 32}  # fmt: skip
+    text = hf.OPTConfig(
+        vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=2, ffn_dim=88, num_attention_heads=6,
+        max_position_embeddings=256, word_embed_proj_dim=48, pad_token_id=PAD, bos_token_id=START, eos_token_id=END,
+    )  # fmt: skip
+    config = hf.Blip2Config(
+        vision_config=vision, qformer_config=qformer, text_config=text, num_query_tokens=7, image_token_index=IMAGE
+    )
+    return Tiny(config, PLACEHOLDER, images_of("BlipImageProcessor", 28), GENERATION)
+
+
 CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
     ("aya_vision", "AyaVisionForConditionalGeneration"): aya_vision,
+    ("blip-2", "Blip2ForConditionalGeneration"): blip2,
     ("cohere2_vision", "Cohere2VisionForConditionalGeneration"): cohere2_vision,
     ("deepseek_vl", "DeepseekVLForConditionalGeneration"): deepseek_vl,
+    ("gemma3", "Gemma3ForConditionalGeneration"): gemma3,
+    ("idefics2", "Idefics2ForConditionalGeneration"): idefics2,
+    ("idefics3", "Idefics3ForConditionalGeneration"): idefics3,
     ("internvl", "InternVLForConditionalGeneration"): internvl,
     ("janus", "JanusForConditionalGeneration"): janus,
     ("llava", "LlavaForConditionalGeneration"): llava,
+    ("paligemma", "PaliGemmaForConditionalGeneration"): paligemma,
     ("qianfan_ocr", "QianfanOCRForConditionalGeneration"): qianfan_ocr,
+    ("smolvlm", "SmolVLMForConditionalGeneration"): smolvlm,
     ("vipllava", "VipLlavaForConditionalGeneration"): vipllava,
 }

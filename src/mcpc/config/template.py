@@ -87,6 +87,9 @@ class ModalityPlan(Strict):
     mime_types: tuple[str, ...] = ()
     max_bytes: int | None = None
     max_pixels: int | None = None
+    batched: bool = Field(
+        default=False, description="The model's forward takes the items of each prompt apart: [prompts, items, ...]."
+    )
     sizes: dict[str, tuple[int, ...]] = Field(
         default_factory=dict,
         description="Sizes of the inputs' dynamic dimensions: the first is traced, the others are verified.",
@@ -101,6 +104,11 @@ class BindingPlan(Strict):
     prompt: str | None = Field(default=None, description="Used when the checkpoint brings no chat template.")
     pad_to: str | None = Field(default=None, description="Text encoders: dotted path of the fixed token length.")
     suffix: tuple[str, ...] = Field(default=(), description="Dotted paths of token ids appended after the text.")
+    token_types: Literal["image", "prefix"] | None = Field(
+        default=None,
+        description="What `token_type_ids` mark: image rows by 1; or generated tokens by 1, the prompt by 0.",
+    )
+    first_position: int = Field(default=0, description="Position id of the first token.")
 
 
 class Unused(Strict):

@@ -65,13 +65,18 @@ class TorchReference:
         names = {"decoder_input_ids": self._decoder_tokens}
         with torch.no_grad():
             output = self.model(
-                **{
-                    names.get(name, name): torch.from_numpy(np.ascontiguousarray(value))
-                    for name, value in feeds.items()
-                },
+                **{names.get(name, name): value for name, value in self._own_inputs(feeds).items()},
                 return_dict=True,
             )
         return {name: value.numpy() for name, value in output.items() if isinstance(value, torch.Tensor)}
+
+    def _own_inputs(self, feeds: Feeds) -> dict[str, torch.Tensor]:
+        """Return the inputs as the model's own forward takes them: one prompt, its items perhaps apart."""
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()}
+        for modality in self.plan.template.modalities.values():
+            if modality.batched:
+                tensors |= {name: tensors[name].unsqueeze(0) for name in modality.inputs if name in tensors}
+        return tensors
 
     @property
     def _decoder_tokens(self) -> str:
@@ -84,7 +89,7 @@ class TorchReference:
         model = self.model
         if not isinstance(model, transformers.GenerationMixin):
             raise InternalError("the model cannot generate", where=type(model).__name__)
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in feeds.items()}
+        tensors = self._own_inputs(feeds)
         config = copy.deepcopy(model.generation_config)
         unreachable = self.plan.sizes["vocabulary"]  # None would be filled from the model's config again
         config.update(

@@ -9,14 +9,28 @@ from mcpc.errors import BadInputError
 from mcpc.package.manifest import Component, KvCache, Manifest
 
 
-def positions(attention_mask: Array) -> Array:
+def positions(attention_mask: Array, first: int = 0) -> Array:
     """Return position ids int64 [batch, total] of a mask [batch, total] of 0 and 1: padding does not count.
 
-    Positions of padding itself are 0; nothing attends to them.
+    Positions start at `first`. Those of padding itself are `first` too; nothing attends to them.
 
     Source: transformers `GenerationMixin.prepare_inputs_for_generation`.
     """
-    return np.maximum(np.cumsum(attention_mask, axis=1, dtype=np.int64) - 1, 0)
+    result: Array = np.maximum(np.cumsum(attention_mask, axis=1, dtype=np.int64) - 1, 0) + first
+    return result
+
+
+def token_types(manifest: Manifest, input_ids: Array) -> Array:
+    """Return the types int64 [batch, sequence] of a prompt's tokens, as `binding.token_types` says."""
+    binding = manifest.binding
+    if binding is None or binding.token_types != "image":
+        return np.zeros_like(input_ids)
+    return (input_ids == binding.placeholders["image"].token_id).astype(np.int64)
+
+
+def generated_type(manifest: Manifest) -> int:
+    """Return the type of every token after the prompt."""
+    return int(manifest.binding is not None and manifest.binding.token_types == "prefix")
 
 
 def require_cache(manifest: Manifest) -> KvCache:
@@ -51,31 +65,46 @@ class CachedDecoder:
         cache: The layout.
         batch: Rows that are decoded together.
         constants: Feeds that stay the same at every step, such as `cross.{i}.key`.
+        manifest: Of the package: where positions start, and the types of tokens.
     """
 
     def __init__(
-        self, component: Component, runner: Runner, cache: KvCache, batch: int, constants: Feeds | None = None
+        self,
+        component: Component,
+        runner: Runner,
+        cache: KvCache,
+        batch: int,
+        manifest: Manifest,
+        constants: Feeds | None = None,
     ) -> None:
+        self._first = manifest.binding.first_position if manifest.binding else 0
+        self._next_type = generated_type(manifest)
+        self._types = np.zeros((batch, 0), np.int64)
         self._component = component
         self._runner = runner
         self._constants = dict(constants or {})
         self._past = empty_cache(cache, batch)
         self._mask = np.zeros((batch, 0), np.int64)
 
-    def step(self, name: str, tokens: Array, attention_mask: Array | None = None) -> Array:
+    def step(
+        self, name: str, tokens: Array, attention_mask: Array | None = None, types: Array | None = None
+    ) -> Array:
         """Feed more tokens and return their logits [batch, sequence, V].
 
         Args:
             name: The decoder's input: `input_ids` or `inputs_embeds`.
             tokens: [batch, sequence] int64, or [batch, sequence, H] float32.
             attention_mask: [batch, sequence] of the new tokens; all ones when None. 0 marks left padding.
+            types: [batch, sequence] of the new tokens; those of generated ones when None.
         """
         new = np.ones(tokens.shape[:2], np.int64) if attention_mask is None else attention_mask
         self._mask = np.concatenate([self._mask, new], axis=1)
+        self._types = np.concatenate([self._types, np.full_like(new, self._next_type) if types is None else types], 1)
         feeds = {
             name: tokens,
             "attention_mask": self._mask,
-            "position_ids": positions(self._mask)[:, -tokens.shape[1] :],
+            "position_ids": positions(self._mask, self._first)[:, -tokens.shape[1] :],
+            "token_type_ids": self._types,
             **self._past,
             **self._constants,
         }

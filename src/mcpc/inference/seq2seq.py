@@ -39,7 +39,9 @@ class Seq2Seq:
     def prefill(self, encoded: Mapping[str, Array], input_ids: Sequence[int]) -> tuple[CachedDecoder, Array]:
         """Feed the start tokens to every row and return the decoder with its cache, and logits [batch, sequence, V]."""
         batch = len(encoded["cross.0.key"])
-        decoder = CachedDecoder(self._decoder, self._open(self._decoder.name), self._cache, batch, encoded)
+        decoder = CachedDecoder(
+            self._decoder, self._open(self._decoder.name), self._cache, batch, self._manifest, encoded
+        )
         ids = np.tile(np.array(input_ids, np.int64), (batch, 1))
         check_ids(self._manifest, ids)
         return decoder, decoder.step("input_ids", ids)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mcpc.core.runner import Array, RunnerFactory
 from mcpc.errors import BadInputError
-from mcpc.inference.cache import CachedDecoder, require_cache
+from mcpc.inference.cache import CachedDecoder, require_cache, token_types
 from mcpc.inference.greedy import Step, greedy, require_generation
 from mcpc.inference.ids import check_ids
 from mcpc.package.manifest import Manifest
@@ -66,8 +66,11 @@ class VisionLanguage:
             attention_mask: [batch, sequence], 0 on left padding; None means no padding.
         """
         features = None if pixel_values is None else self.image_features(pixel_values)
-        decoder = CachedDecoder(self._decoder, self._open(self._decoder.name), self._cache, batch=len(input_ids))
-        return decoder, decoder.step("inputs_embeds", self.embed(input_ids, features), attention_mask)
+        decoder = CachedDecoder(
+            self._decoder, self._open(self._decoder.name), self._cache, len(input_ids), self._manifest
+        )
+        types = token_types(self._manifest, input_ids)
+        return decoder, decoder.step("inputs_embeds", self.embed(input_ids, features), attention_mask, types)
 
     def advance(self, decoder: CachedDecoder, tokens: Sequence[int]) -> Array:
         """Feed one token to each prompt and return the next logits [batch, V].

@@ -173,6 +173,11 @@ class Binding(Strict):
     pad_token_id: int | None = Field(default=None, description="Fills up shorter texts of a batch.")
     pad_to: int | None = Field(default=None, description="Text encoders: fixed token length, or None.")
     suffix_token_ids: tuple[int, ...] = Field(default=(), description="Tokens appended after the text.")
+    token_types: Literal["image", "prefix"] | None = Field(
+        default=None,
+        description="What `token_type_ids` mark: image rows by 1; or generated tokens by 1, the prompt by 0.",
+    )
+    first_position: int = Field(default=0, description="Position id of the first token.")
 
 
 class Generation(Strict):

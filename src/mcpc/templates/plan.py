@@ -71,7 +71,9 @@ def make_plan(template: Template, config: Mapping[str, Any], float_dtype: str) -
 
 
 def evaluate(expression: str, config: Mapping[str, Any], what: str, allow_zero: bool = False) -> int:
-    """Return the integer of `config.path`, `a / b`, `a * b` or `a + b`, from left to right; of `config.a|config.b|3` the first that there is.
+    """Return the integer of `config.path`, `a / b`, `a * b` or `a + b`, from left to right.
+
+    Of `config.a|config.b|3` it is the first that there is.
 
     Raises:
         BadInputError: A path is absent, or the result is not a positive integer (or zero, when allowed).

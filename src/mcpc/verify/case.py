@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mcpc.core.runner import Array, Feeds, RunnerFactory
-from mcpc.inference.cache import declared, empty_cache, positions, require_cache
+from mcpc.inference.cache import declared, empty_cache, generated_type, positions, require_cache
 from mcpc.package import Manifest
 
 _SEED = 20260101
@@ -99,7 +99,9 @@ class CaseMaker:
             }
         return found
 
-    def decoder_cases(self, label: str, first: Feeds, then: Feeds, mask: Array, extra: Feeds) -> Iterator[Case]:
+    def decoder_cases(
+        self, label: str, first: Feeds, then: Feeds, mask: Array, extra: Feeds, types: Array | None = None
+    ) -> Iterator[Case]:
         """Yield prefill (past length 0) and one decode step on the reference's own cache.
 
         Args:
@@ -108,16 +110,22 @@ class CaseMaker:
             then: Those of the next step.
             mask: [batch, length] of the prompt.
             extra: Feeds that stay the same, such as the cross-attention cache.
+            types: [batch, length] of the prompt's tokens, for a decoder that reads them.
         """
         decoder = self.manifest.by_role("decoder")
         batch, length = mask.shape
         past = empty_cache(require_cache(self.manifest), batch)
-        feeds = {**first, "attention_mask": mask, "position_ids": positions(mask)[:, -length:], **past, **extra}
-        feeds = declared(decoder, feeds)
+        start = self.manifest.binding.first_position if self.manifest.binding else 0
+        prompt = np.zeros_like(mask) if types is None else types
+        feeds = {**first, "attention_mask": mask, "position_ids": positions(mask, start)[:, -length:], **past, **extra}
+        feeds = declared(decoder, {**feeds, "token_type_ids": prompt})
         yield Case(decoder.name, f"{label} prefill={length} past=0", feeds, mask)
         present = self.reference(decoder.name).run(feeds)
         past = {name: present[name.replace("past.", "present.", 1)] for name in past}
         steps = next(iter(then.values())).shape[1]
         longer = np.concatenate([mask, np.ones((batch, steps), np.int64)], axis=1)
-        decode = {**then, "attention_mask": longer, "position_ids": positions(longer)[:, -steps:], **past, **extra}
+        following = positions(longer, start)[:, -steps:]
+        decode = {**then, "attention_mask": longer, "position_ids": following, **past, **extra}
+        later = np.full((batch, steps), generated_type(self.manifest), np.int64)
+        decode["token_type_ids"] = np.concatenate([prompt, later], axis=1)
         yield Case(decoder.name, f"{label} sequence={steps} past={length}", declared(decoder, decode), longer)

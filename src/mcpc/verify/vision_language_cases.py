@@ -8,6 +8,7 @@ import numpy as np
 
 from mcpc.core.runner import Array
 from mcpc.errors import BadInputError
+from mcpc.inference.cache import token_types
 from mcpc.verify.case import Case, CaseMaker, Sample
 from mcpc.verify.inputs import encoder_inputs
 
@@ -38,6 +39,8 @@ class VisionLanguageCases(CaseMaker):
         mask = np.ones_like(ids)
         mask[0, :pad] = 0
         feeds = {"input_ids": ids, "attention_mask": mask, **pixels}
+        if self.manifest.binding and self.manifest.binding.token_types:
+            feeds["token_type_ids"] = token_types(self.manifest, ids)
         return Sample(f"seeded batch={batch} images={images}", feeds)
 
     def _rows(self, pixels: dict[str, Array]) -> int:
@@ -67,4 +70,5 @@ class VisionLanguageCases(CaseMaker):
         prefill = self.reference("embed").run(embed)["inputs_embeds"]
         follow_ids = self.ids(len(ids), 1 if len(ids) < 4 else 3)
         follow = self.reference("embed").run({"input_ids": follow_ids, "image_features": features[:0]})["inputs_embeds"]
-        yield from self.decoder_cases(label, {"inputs_embeds": prefill}, {"inputs_embeds": follow}, mask, {})
+        types = token_types(self.manifest, ids)
+        yield from self.decoder_cases(label, {"inputs_embeds": prefill}, {"inputs_embeds": follow}, mask, {}, types)

@@ -266,6 +266,8 @@ def _binding(facts: Facts) -> manifest.Binding | None:
         suffix_token_ids=() if ends_itself else suffix,
         pad_token_id=_pad_token_id(facts, tokenizer),
         pad_to=None if plan.pad_to is None else evaluate(plan.pad_to, facts.config, "pad_to"),
+        token_types=plan.token_types,
+        first_position=plan.first_position,
     )
 
 

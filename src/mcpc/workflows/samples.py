@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from mcpc.errors import UsageError
+from mcpc.inference.cache import token_types
 from mcpc.package import Manifest
 from mcpc.processing.audio import load_audio
 from mcpc.processing.images import load_images
@@ -32,7 +33,7 @@ def load_samples(root: Path, manifest: Manifest, paths: Sequence[Path]) -> tuple
     Raises:
         UsageError: A file is of a modality that the package does not take.
     """
-    modality = "audio" if manifest.kind == "speech-seq2seq" else "image"
+    modality = "audio" if manifest.kind in ("speech-seq2seq", "audio-language") else "image"
     described = manifest.modalities.get(modality)
     if not paths and (described is None or described.preprocess is None):
         return ()  # verification draws whole requests from a seed instead
@@ -61,9 +62,10 @@ def load_samples(root: Path, manifest: Manifest, paths: Sequence[Path]) -> tuple
 def _question(manifest: Manifest, text: TextProcessor, path: Path, prompt: str) -> Sample:
     ids = np.array([text.prompt_ids(prompt, images=1)], np.int64)
     pixels = load_images([path], manifest.modalities["image"])
-    return Sample(
-        f"{path.name}: {prompt}", {"input_ids": ids, "attention_mask": np.ones_like(ids), "pixel_values": pixels}
-    )
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "pixel_values": pixels}
+    if manifest.binding and manifest.binding.token_types:
+        feeds["token_type_ids"] = token_types(manifest, ids)
+    return Sample(f"{path.name}: {prompt}", feeds)
 
 
 def _clip(manifest: Manifest, path: Path) -> Sample:
