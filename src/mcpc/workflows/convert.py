@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mcpc.verify.verification import Mode
 
 #: Largest float32 size of a model that is verified as a whole.
-_WHOLE_BYTES = 4 << 30
+_WHOLE_BYTES = 1 << 30
 
 Dtype = Literal["keep", "float32", "float16", "bfloat16"]
 Verify = Literal["auto", "full", "layers", "sample", "none"]
