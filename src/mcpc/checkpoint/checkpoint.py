@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from mcpc.checkpoint.index import find_tensor_files, read_json, read_tensors
+from mcpc.checkpoint.made import Made, pieces
 from mcpc.checkpoint.packed import PackedInt4
 from mcpc.checkpoint.quantized import FP8, BlockScale, weights_of
+from mcpc.core.runner import Array
 from mcpc.core.tensors import FLOAT_DTYPES
 from mcpc.errors import BadInputError, Problem, UnsupportedError, UsageError
 from mcpc.storage.digests import digest_of, digest_of_files, sha256_of_file
@@ -34,6 +36,7 @@ class Checkpoint:
         prefix: Leading part of the tensors' names that the model does not know.
         scales: Tensor -> its scales, for matrices that are stored in FP8.
         packed: Tensor -> its layout, for matrices that are stored in four bits.
+        made: Tensor that no file holds -> how it is made of others; the model says which it wants.
     """
 
     root: Path
@@ -44,6 +47,7 @@ class Checkpoint:
     prefix: str = ""
     scales: Mapping[str, BlockScale] = field(default_factory=dict)
     packed: Mapping[str, PackedInt4] = field(default_factory=dict)
+    made: Mapping[str, Made] = field(default_factory=dict)
 
     @classmethod
     def open(cls, root: Path, strip_prefix: str = "") -> Checkpoint:
@@ -84,7 +88,29 @@ class Checkpoint:
 
     def dtype_of(self, name: str) -> str:
         """Return the dtype in which a tensor is read: float32 for a block-scaled one."""
+        if name in self.made:
+            return self.made[name].dtype
         return "float32" if name in self.scales else self.tensors[name].dtype
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor."""
+        return self.made[name].value.shape if name in self.made else self.tensors[name].shape
+
+    def stored(self, names: Iterable[str]) -> set[str]:
+        """Return the tensors of the files that these are, or are made of."""
+        return {part for name in names for part in (self.made[name].sources if name in self.made else (name,))}
+
+    def pieces(self, name: str) -> Iterator[Array]:
+        """Yield a tensor in flat pieces; a block-scaled one dequantized to float32, a made one made."""
+        if name in self.made:
+            yield from pieces(self.made[name].value)
+        elif name in self.scales:
+            for rows in self.scales[name].dequantized(self.tensors[name]):
+                yield rows.reshape(-1)
+        else:
+            flat = self.tensors[name].read().reshape(-1)
+            for start in range(0, flat.size, _CHUNK_ELEMENTS):
+                yield flat[start : start + _CHUNK_ELEMENTS]
 
     def model_key(self, name: str) -> str:
         """Return the name by which the model knows a tensor: without the prefix, a matrix and not its codes."""
@@ -141,7 +167,7 @@ class Checkpoint:
             BadInputError: Lists every tensor that holds NaN or infinity.
         """
         problems = []
-        for name in names:
+        for name in sorted(self.stored(names)):
             entries = [self.tensors[name]]
             if name in self.scales:
                 entries.append(self.scales[name].entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ class Exporter:
         source: Parameter name -> checkpoint tensor name.
         ignored: Checkpoint tensors that no component needs, and why.
         notes: Where config and weights disagree, and what was done.
+        checkpoint: What it was made for, with the tensors that its model makes of others.
         embedding_rows: Rows of the token embedding table, None for a model without one.
         head_rows: Rows of the output head, None for a model without one.
     """
@@ -35,6 +37,7 @@ class Exporter:
         self.config: dict[str, Any] = config_dict(self._model.config)
         keys = map_keys(self._model, checkpoint)
         self.source: Mapping[str, str] = keys.source
+        self.checkpoint = replace(checkpoint, made=keys.made)
         self.ignored: Mapping[str, str] = {
             **dict.fromkeys(keys.ignored, "computed by the model, not read from the file"),
             **{name: f"the same bytes as {kept}, to which the config ties it" for name, kept in keys.copies.items()},

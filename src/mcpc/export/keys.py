@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import transformers
@@ -13,7 +13,9 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 from mcpc.checkpoint import Checkpoint
-from mcpc.errors import BadInputError, Problem, UnsupportedError
+from mcpc.checkpoint.made import Made
+from mcpc.errors import BadInputError, Problem
+from mcpc.export.conversions import Conversion
 from mcpc.export.ties import settle_ties
 
 
@@ -26,12 +28,14 @@ class KeyMap:
         ignored: Tensors that transformers itself does not load.
         copies: Tensor that is not needed -> the tensor with the same bytes, to which the config ties it.
         untied: Parameters that the config ties, and whose tensors differ.
+        made: Name in `source` that no file has -> how that tensor is made of others.
     """
 
     source: Mapping[str, str]
     ignored: tuple[str, ...]
     copies: Mapping[str, str]
     untied: tuple[str, ...]
+    made: Mapping[str, Made]
 
 
 def map_keys(model: transformers.PreTrainedModel, checkpoint: Checkpoint) -> KeyMap:
@@ -40,35 +44,38 @@ def map_keys(model: transformers.PreTrainedModel, checkpoint: Checkpoint) -> Key
     Parameters that the config ties although their tensors differ are untied in `model`.
 
     Raises:
-        UnsupportedError: A tensor needs arithmetic (merged experts, permuted heads) before it fits.
+        UnsupportedError: A tensor needs arithmetic that is not known here before it fits.
         BadInputError: Keys are missing, unexpected or misshapen; all of them are listed.
     """
     names = _Names(model)
     source: dict[str, str] = {}
     unexpected: list[str] = []
-    converted: list[str] = []
+    conversions: dict[str, Conversion] = {}
     for key in sorted(checkpoint.tensors):
-        name, needs_arithmetic = names.parameter(checkpoint.model_key(key))
-        if needs_arithmetic:
-            converted.append(key)
+        name, pattern = names.parameter(checkpoint.model_key(key))
+        if name is not None and pattern is not None:
+            conversions.setdefault(name, Conversion(names.converters[pattern], name)).add(pattern, key)
         elif name is not None:
             source[name] = key
         else:
             unexpected.append(key)
-    if converted:
-        raise UnsupportedError(
-            "the checkpoint's layout needs tensor arithmetic that mcpc does not do yet",
-            where=str(checkpoint.root),
-            problems=[Problem("needs a conversion", key) for key in converted],
-        )
     state = names.state
+    made: dict[str, Made] = {}
+    for conversion in conversions.values():
+        found = conversion.made(model, checkpoint)
+        if any(item.parameter not in state for item in found):
+            unexpected += found[0].sources
+            continue
+        made |= {item.name: item for item in found}
+        source |= {item.parameter: item.name for item in found}
+    checkpoint = replace(checkpoint, made=made)
     _fill_tied(model, state, source)
     ignored = [key for key in unexpected if _ignorable(model, key)]
     unexpected = [key for key in unexpected if key not in ignored]
     hint = _prefix_hint(names, unexpected) or "config and weights are of different models, or a file is incomplete"
     _refuse(checkpoint, state, source, unexpected, hint)
     copies, untied = settle_ties(model, checkpoint, source)
-    return KeyMap(source, tuple(ignored), copies, untied)
+    return KeyMap(source, tuple(ignored), copies, untied, made)
 
 
 class _Names:
@@ -78,17 +85,21 @@ class _Names:
         transforms = get_model_conversion_mapping(model)
         self._renamings = [item for item in transforms if isinstance(item, WeightRenaming)]
         self._converters = [item for item in transforms if isinstance(item, WeightConverter)]
+        self.converters = {pattern: item for item in self._converters for pattern in item.source_patterns}
         self._prefix = model.base_model_prefix
         self.state: dict[str, torch.Tensor] = dict(model.state_dict(keep_vars=True))
 
-    def parameter(self, key: str) -> tuple[str | None, bool]:
-        """Return the parameter that a tensor of this name fills, and whether that needs arithmetic."""
+    def parameter(self, key: str) -> tuple[str | None, str | None]:
+        """Return the parameter that a tensor of this name fills, and the pattern of a conversion that it needs.
+
+        A converted tensor may have the name of a parameter that the model has not: its conversion says which it has.
+        """
         name, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self.state)
         if name not in self.state and key in self.state:
             name, pattern = key, None
-        if pattern is not None and any(pattern in converter.source_patterns for converter in self._converters):
-            return name, True
-        return (name if name in self.state else None), False
+        if pattern is not None and pattern in self.converters:
+            return name, pattern
+        return (name if name in self.state else None), None
 
 
 def _prefix_hint(names: _Names, unexpected: list[str]) -> str:
@@ -140,7 +151,7 @@ def _refuse(
     ]
     problems += [Problem("unexpected: the model has no such parameter", key) for key in unexpected]
     for name, key in sorted(source.items()):
-        expected, got = tuple(state[name].shape), checkpoint.tensors[key].shape
+        expected, got = tuple(state[name].shape), checkpoint.shape_of(key)
         if expected != got:
             problems.append(Problem("wrong shape", key, str(list(expected)), str(list(got))))
     if problems:

@@ -23,6 +23,9 @@ def torch_tensor(entry: Entry) -> torch.Tensor:
 
 def float32_tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
     """Return one tensor of the checkpoint; floats widened to float32, block-scaled ones multiplied out."""
+    if key in checkpoint.made:
+        flat = np.concatenate([piece.astype(np.float32) for piece in checkpoint.pieces(key)])
+        return torch.from_numpy(flat).reshape(checkpoint.shape_of(key))
     if key in checkpoint.packed:
         return _multiplied_out(checkpoint.packed[key])
     entry = checkpoint.tensors[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 import transformers
@@ -29,7 +30,8 @@ def streaming_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) 
         dtype: Float dtype of the computation.
     """
     model = build_skeleton(checkpoint.root, checkpoint.architecture, COMPUTE_DTYPE)
-    source = map_keys(model, checkpoint).source
+    keys = map_keys(model, checkpoint)
+    source, checkpoint = keys.source, replace(checkpoint, made=keys.made)
     for path, module in model.named_modules():
         own = {
             name: source[f"{path}.{name}" if path else name]

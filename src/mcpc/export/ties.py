@@ -38,13 +38,20 @@ def settle_ties(
     for target, twin in sorted(tied.items()):
         if target not in source or twin not in source or source[target] == source[twin]:
             continue
-        if same_bytes(checkpoint.tensors[source[target]], checkpoint.tensors[source[twin]]):
+        if _equal(checkpoint, source[target], source[twin]):
             copies[source[target]] = source[twin]
             source[target] = source[twin]
         else:
             _untie(model, target)
             untied.append(target)
     return copies, tuple(untied)
+
+
+def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
+    """Compare two tensors; one that is made of others is taken to differ, which is never wrong."""
+    if one in checkpoint.made or other in checkpoint.made:
+        return False
+    return same_bytes(checkpoint.tensors[one], checkpoint.tensors[other])
 
 
 def same_bytes(one: Entry, other: Entry) -> bool:

@@ -27,9 +27,10 @@ from mcpc.storage.references import write_reference
 from mcpc.storage.safetensors import Entry, Plan, numpy_dtype, write_stream
 
 FOLDER = "weights"
+#: Tensors that are made of others.
+MADE = f"{FOLDER}/made.safetensors"
 #: Transform of a matrix that keeps its four bits.
 INT4 = "int4.block"
-_PIECE_ELEMENTS = 1 << 22
 #: A file is copied whole, at disk speed, unless more of it than this lies idle: unused tensors, or its header.
 _IDLE_FRACTION = 0.09
 _IDLE_BYTES = 1 << 16
@@ -37,13 +38,14 @@ _IDLE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Span:
-    """Where the bytes of a tensor lie in the package, and how they were made."""
+    """Where the bytes of a tensor lie in the package, how they were made, and of what, where not of one tensor."""
 
     file: str
     offset: int
     length: int
     dtype: str
     transform: str
+    origin: str = ""
 
 
 def wanted_dtypes(
@@ -78,7 +80,7 @@ def refer_to_weights(checkpoint: Checkpoint, wanted: Mapping[str, str], writer: 
     cast = [
         name
         for name, dtype in sorted(wanted.items())
-        if checkpoint.tensors[name].dtype != dtype or name in checkpoint.packed
+        if name in checkpoint.made or name in checkpoint.packed or checkpoint.tensors[name].dtype != dtype
     ]
     if cast:
         raise UsageError(
@@ -104,7 +106,8 @@ def place_weights(
     Raises:
         BadInputError: A value does not fit the narrower dtype; every such tensor is listed.
     """
-    used_files = {checkpoint.tensors[name].file.name for name in wanted}
+    made = [name for name in wanted if name in checkpoint.made]
+    used_files = {checkpoint.tensors[name].file.name for name in wanted if name not in checkpoint.made}
     spans: dict[str, Span] = {}
     hashes: dict[str, str] = {}
     for number, name in enumerate(checkpoint.files):
@@ -131,6 +134,8 @@ def place_weights(
                 writer.path(relative),
                 relative,
             )
+    if made:
+        spans |= _make(checkpoint, made, wanted, writer.path(MADE), MADE)
     progress.advance(len(checkpoint.files), len(checkpoint.files))
     return spans, checkpoint.digest(hashes)
 
@@ -143,6 +148,38 @@ def _is_verbatim(entries: Sequence[Entry], wanted: Mapping[str, str], path: Path
     return all(entry.dtype == wanted[entry.name] for entry in used) and (
         idle_bytes <= _IDLE_FRACTION * path.stat().st_size or idle_bytes <= _IDLE_BYTES
     )
+
+
+def _make(
+    checkpoint: Checkpoint, names: Sequence[str], wanted: Mapping[str, str], path: Path, relative: str
+) -> dict[str, Span]:
+    """Write the tensors that no file of the checkpoint holds."""
+    problems: list[Problem] = []
+    plans = [Plan(name, wanted[name], checkpoint.shape_of(name)) for name in names]
+    arrays = [_cast(name, checkpoint.pieces(name), wanted[name], problems) for name in names]
+    with path.open("wb") as file:
+        offsets = write_stream(file, plans, arrays)
+    _refuse_lost(problems, relative)
+    return {
+        name: Span(
+            relative, *offsets[name], wanted[name], _with_cast(checkpoint, name, wanted[name]),
+            checkpoint.made[name].origin,
+        )
+        for name in names
+    }  # fmt: skip
+
+
+def _with_cast(checkpoint: Checkpoint, name: str, dtype: str) -> str:
+    made = checkpoint.made[name]
+    return made.transform if made.dtype == dtype else f"{made.transform}, cast"
+
+
+def _refuse_lost(problems: Sequence[Problem], where: str) -> None:
+    if problems:
+        raise BadInputError(
+            f"values do not fit the dtype: {problems[0]}", where=where, problems=problems,
+            hint="use --dtype bfloat16 or float32",
+        )  # fmt: skip
 
 
 def _rewrite(
@@ -159,16 +196,10 @@ def _rewrite(
             arrays += [matrix.packed(), _scales(matrix)]
         else:
             plans.append(Plan(entry.name, wanted[entry.name], entry.shape))
-            arrays.append(_cast(entry.name, _pieces(checkpoint, entry), wanted[entry.name], problems))
+            arrays.append(_cast(entry.name, checkpoint.pieces(entry.name), wanted[entry.name], problems))
     with path.open("wb") as file:
         offsets = write_stream(file, plans, arrays)
-    if problems:
-        raise BadInputError(
-            f"values do not fit the dtype: {problems[0]}",
-            where=relative,
-            problems=problems,
-            hint="use --dtype bfloat16 or float32",
-        )
+    _refuse_lost(problems, relative)
     transforms = {entry.name: _transform(checkpoint, entry, wanted[entry.name]) for entry in entries}
     return {
         plan.name: Span(relative, *offsets[plan.name], plan.dtype, transforms.get(plan.name, f"{INT4}.scale"))
@@ -186,17 +217,6 @@ def _transform(checkpoint: Checkpoint, entry: Entry, dtype: str) -> str:
     if entry.name in checkpoint.packed:
         return INT4
     return "none" if entry.dtype == dtype else "cast"
-
-
-def _pieces(checkpoint: Checkpoint, entry: Entry) -> Iterator[Array]:
-    """Yield a tensor in flat pieces; a block-scaled one dequantized to float32."""
-    if entry.name in checkpoint.scales:
-        for rows in checkpoint.scales[entry.name].dequantized(entry):
-            yield rows.reshape(-1)
-        return
-    flat = entry.read().reshape(-1)
-    for start in range(0, flat.size, _PIECE_ELEMENTS):
-        yield flat[start : start + _PIECE_ELEMENTS]
 
 
 def _cast(name: str, pieces: Iterator[Array], dtype: str, problems: list[Problem]) -> Iterator[Array]:

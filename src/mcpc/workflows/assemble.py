@@ -151,14 +151,14 @@ def _component(item: BoundComponent, facts: Facts, contracts: Mapping[str, str])
             "outputs": describe.tensors(model.graph.outputs),
             "precision": describe.precision(model),
             "weights": describe.weight_files(model),
-            "initializers": {
-                name: manifest.Initializer(
-                    source_name=facts.source[name], transform=facts.spans[facts.source[name]].transform
-                )
-                for name in sorted(names)
-            },
+            "initializers": {name: _initializer(facts, name) for name in sorted(names)},
         }
     )
+
+
+def _initializer(facts: Facts, name: str) -> manifest.Initializer:
+    span = facts.spans[facts.source[name]]
+    return manifest.Initializer(source_name=span.origin or facts.source[name], transform=span.transform)
 
 
 def _modalities(facts: Facts) -> dict[str, manifest.Modality]:

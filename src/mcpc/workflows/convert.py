@@ -76,6 +76,7 @@ def convert(
 
     started = time.perf_counter()
     exporter = Exporter(checkpoint)
+    checkpoint = exporter.checkpoint
     plan = make_plan(template, exporter.config, COMPUTE_DTYPE)
     notes = [*checkpoint.notes, *exporter.notes, *_preflight(checkpoint, exporter, plan).check()]
     if verify != "none" or weights == "copy":  # nothing else reads the tensors
@@ -171,7 +172,7 @@ def _preflight(checkpoint: Checkpoint, exporter: Exporter, plan: ExportPlan) -> 
 def _mode(checkpoint: Checkpoint, exporter: Exporter) -> Mode:
     """Return how much is compared by default: whole models as long as two of them fit into memory easily."""
     names = set(exporter.source.values())
-    elements = sum(math.prod(checkpoint.tensors[name].shape) for name in names)
+    elements = sum(math.prod(checkpoint.shape_of(name)) for name in names)
     return "full" if 4 * elements <= _WHOLE_BYTES else "layers"
 
 
@@ -185,7 +186,7 @@ def _unused(
     """
     result = dict(ignored)
     problems = []
-    for name in sorted(set(checkpoint.tensors) - set(wanted) - set(ignored)):
+    for name in sorted(set(checkpoint.tensors) - checkpoint.stored(wanted) - set(ignored)):
         why = next((item.why for item in plan.template.weights.unused if fnmatch.fnmatchcase(name, item.pattern)), None)
         if why is None:
             problems.append(Problem("no component uses this tensor, and the template does not list it as unused", name))

@@ -1,0 +1,123 @@
+"""Tensors that are made of others: the same as transformers' own converters make, with pieces of any size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.core_model_loading import (
+    Chunk,
+    Concatenate,
+    ConversionOps,
+    Interleave,
+    MergeModulelist,
+    PermuteForRope,
+    Transpose,
+    WeightConverter,
+)
+
+from mcpc.checkpoint import Checkpoint
+from mcpc.checkpoint import made as arithmetic
+from mcpc.errors import BadInputError, UnsupportedError
+from mcpc.export.conversions import Conversion
+from mcpc.storage.safetensors import Plan, read_header, write_stream
+
+MODEL: Any = SimpleNamespace(
+    config=SimpleNamespace(num_attention_heads=3),
+    get_parameter=lambda name: torch.empty(5, 4, 6),
+)
+EXPERTS = {f"m.experts.{i}.{name}.weight": (4, 6) for i in (10, 2, 1) for name in ("gate", "up")}
+
+
+def checkpoint(root: Path, shapes: dict[str, tuple[int, ...]]) -> Checkpoint:
+    random = np.random.default_rng(0)
+    with (root / "model.safetensors").open("wb") as file:
+        plans = [Plan(name, "float32", shape) for name, shape in shapes.items()]
+        write_stream(file, plans, [random.standard_normal(shape).astype(np.float32) for shape in shapes.values()])
+    return Checkpoint(root, {}, ("model.safetensors",), read_header(root / "model.safetensors"))
+
+
+CASES: list[tuple[dict[str, tuple[int, ...]], list[str], list[str], list[ConversionOps]]] = [
+    (EXPERTS, ["experts.*.gate.weight", "experts.*.up.weight"], ["experts.both"], [MergeModulelist(0), Concatenate(1)]),
+    ({k: v for k, v in EXPERTS.items() if "up" in k}, ["experts.*.up.weight"], ["experts.up"], [MergeModulelist(0)]),
+    ({"m.qkv.w": (9, 4)}, ["qkv.w"], ["q.w", "k.w", "v.w"], [Chunk(0)]),
+    ({"m.q.w": (12, 5)}, ["q.w"], ["query.w"], [PermuteForRope()]),
+    ({"m.qkv.w": (24, 5)}, ["qkv.w"], ["q.w", "k.w"], [Chunk(0), PermuteForRope(permute_layer_names=["k.w"])]),
+    ({"m.w": (5, 6, 4)}, ["m.w"], ["m.v"], [Transpose(1, 2, check_dims=True)]),
+    ({"m.w": (5, 4, 6)}, ["m.w"], ["m.v"], [Transpose(1, 2, check_dims=True)]),
+    ({"m.w": (5, 4, 6)}, ["m.w"], ["m.v"], [Transpose(0, 2)]),
+    ({"m.w13": (8, 5)}, ["w13"], ["gate", "up"], [Interleave(0), Chunk(0)]),
+    ({"m.w13": (3, 8, 5)}, ["w13"], ["both"], [Interleave(1, inverse=True)]),
+    ({"m.gate.w": (2, 3, 4), "m.up.w": (2, 5, 4)}, ["gate.w", "up.w"], ["both.w"], [Concatenate(1)]),
+]
+
+
+@pytest.mark.parametrize(("shapes", "sources", "targets", "operations"), CASES)
+@pytest.mark.parametrize("piece", [1, 7, 1 << 22])
+def test_same_as_transformers(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    shapes: dict[str, tuple[int, ...]],
+    sources: list[str],
+    targets: list[str],
+    operations: list[ConversionOps],
+    piece: int,
+) -> None:
+    monkeypatch.setattr(arithmetic, "_PIECE_ELEMENTS", piece)
+    opened = checkpoint(tmp_path, shapes)
+    oracle, target = WeightConverter(list(sources), list(targets), operations), ""
+    mine = WeightConverter(list(sources), list(targets), operations)
+    conversion = None
+    for key in sorted(shapes, key=lambda name: (len(name), name)):
+        target, pattern = oracle.rename_source_key(key)
+        assert pattern is not None
+        oracle.add_tensor(target, key, pattern, torch.from_numpy(np.array(opened.tensors[key].read())))
+    conversion = Conversion(mine, target)
+    for key in shapes:  # in another order: numbers decide, not the order of the file
+        conversion.add(str(mine.rename_source_key(key)[1]), key)
+    expected = oracle.convert(target, model=MODEL, config=MODEL.config)
+    made = conversion.made(MODEL, opened)
+    assert {item.parameter for item in made} == set(expected)
+    for item in made:
+        wanted = expected[item.parameter]
+        wanted = wanted[0] if isinstance(wanted, list) else wanted
+        assert item.value.shape == tuple(wanted.shape)
+        got = np.concatenate(list(arithmetic.pieces(item.value))).reshape(item.value.shape)
+        np.testing.assert_array_equal(got, wanted.numpy())
+        assert set(item.sources) == set(shapes)
+
+
+def test_experts_are_recorded_with_a_star(tmp_path: Path) -> None:
+    converter = WeightConverter(["experts.*.gate.weight"], ["experts.gate"], [MergeModulelist(0)])
+    conversion = Conversion(converter, "m.experts.gate")
+    shapes = {name: shape for name, shape in EXPERTS.items() if "gate" in name}
+    for name in shapes:
+        conversion.add("experts.*.gate.weight", name)
+    (made,) = conversion.made(MODEL, checkpoint(tmp_path, shapes))
+    assert made.origin == "m.experts.*.gate.weight"
+    assert made.transform == "stack(0)"
+    assert made.sources == ("m.experts.1.gate.weight", "m.experts.2.gate.weight", "m.experts.10.gate.weight")
+
+
+def test_an_uneven_expert_is_refused(tmp_path: Path) -> None:
+    shapes = {"m.experts.0.w": (4, 6), "m.experts.1.w": (4, 5)}
+    conversion = Conversion(WeightConverter(["experts.*.w"], ["experts.w"], [MergeModulelist(0)]), "m.experts.w")
+    for name in shapes:
+        conversion.add("experts.*.w", name)
+    with pytest.raises(BadInputError, match="different shapes"):
+        conversion.made(MODEL, checkpoint(tmp_path, shapes))
+
+
+def test_an_unknown_operation_is_refused_by_name(tmp_path: Path) -> None:
+    class Fold(ConversionOps):
+        def convert(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError
+
+    conversion = Conversion(WeightConverter(["w"], ["v"], [Fold()]), "m.v")
+    conversion.add("w", "m.w")
+    with pytest.raises(UnsupportedError, match="Fold"):
+        conversion.made(MODEL, checkpoint(tmp_path, {"m.w": (2, 2)}))
