@@ -30,7 +30,9 @@ MODEL: Any = SimpleNamespace(
     config=SimpleNamespace(num_attention_heads=3),
     get_parameter=lambda name: torch.empty(5, 4, 6),
 )
-EXPERTS = {f"m.experts.{i}.{name}.weight": (4, 6) for i in (10, 2, 1) for name in ("gate", "up")}
+EXPERTS: dict[str, tuple[int, ...]] = {
+    f"m.experts.{i}.{name}.weight": (4, 6) for i in (10, 2, 1) for name in ("gate", "up")
+}
 
 
 def checkpoint(root: Path, shapes: dict[str, tuple[int, ...]]) -> Checkpoint:
@@ -75,7 +77,8 @@ def test_same_as_transformers(
     for key in sorted(shapes, key=lambda name: (len(name), name)):
         target, pattern = oracle.rename_source_key(key)
         assert pattern is not None
-        oracle.add_tensor(target, key, pattern, torch.from_numpy(np.array(opened.tensors[key].read())))
+        tensor: Any = torch.from_numpy(np.array(opened.tensors[key].read()))
+        oracle.add_tensor(target, key, pattern, tensor)
     conversion = Conversion(mine, target)
     for key in shapes:  # in another order: numbers decide, not the order of the file
         conversion.add(str(mine.rename_source_key(key)[1]), key)
@@ -104,7 +107,7 @@ def test_experts_are_recorded_with_a_star(tmp_path: Path) -> None:
 
 
 def test_an_uneven_expert_is_refused(tmp_path: Path) -> None:
-    shapes = {"m.experts.0.w": (4, 6), "m.experts.1.w": (4, 5)}
+    shapes: dict[str, tuple[int, ...]] = {"m.experts.0.w": (4, 6), "m.experts.1.w": (4, 5)}
     conversion = Conversion(WeightConverter(["experts.*.w"], ["experts.w"], [MergeModulelist(0)]), "m.experts.w")
     for name in shapes:
         conversion.add("experts.*.w", name)
