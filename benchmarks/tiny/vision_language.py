@@ -122,6 +122,40 @@ def gemma3() -> Tiny:
     return Tiny(config, PLACEHOLDER, images_of("Gemma3ImageProcessor", 28), GENERATION)
 
 
+def _got_ocr2(kind: type[hf.PretrainedConfig]) -> Tiny:
+    """Return a model of GOT-OCR 2's shape: a tower of windows with relative positions, Qwen 2."""
+    vision = {"hidden_size": 32, "output_channels": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "image_size": 64, "patch_size": 8, "window_size": 3, "global_attn_indexes": [1],
+              "mlp_dim": 56}  # fmt: skip
+    config = kind(
+        vision_config=vision,
+        text_config=_text(hf.Qwen2Config, head_dim=None),
+        image_token_index=IMAGE,
+        image_seq_length=4,
+    )
+    return Tiny(config, PLACEHOLDER, images_of("GotOcr2ImageProcessor", 64), GENERATION)
+
+
+def got_ocr2() -> Tiny:
+    """GOT-OCR 2."""
+    return _got_ocr2(hf.GotOcr2Config)
+
+
+def pp_chart2table() -> Tiny:
+    """PP-Chart2Table: GOT-OCR 2 under another config."""
+    return _got_ocr2(hf.PPChart2TableConfig)
+
+
+def instructblip() -> Tiny:
+    """InstructBLIP over Llama."""
+    base = blip2().config
+    config = hf.InstructBlipConfig(
+        vision_config=base.vision_config.to_dict(), qformer_config=base.qformer_config.to_dict(),
+        text_config=_text(hf.LlamaConfig), num_query_tokens=7, image_token_index=IMAGE,
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, images_of("BlipImageProcessor", 28), GENERATION)
+
+
 def paligemma() -> Tiny:
     """PaliGemma: Gemma with a prefix that sees itself."""
     config = hf.PaliGemmaConfig(
@@ -179,12 +213,15 @@ CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
     ("cohere2_vision", "Cohere2VisionForConditionalGeneration"): cohere2_vision,
     ("deepseek_vl", "DeepseekVLForConditionalGeneration"): deepseek_vl,
     ("gemma3", "Gemma3ForConditionalGeneration"): gemma3,
+    ("got_ocr2", "GotOcr2ForConditionalGeneration"): got_ocr2,
     ("idefics2", "Idefics2ForConditionalGeneration"): idefics2,
     ("idefics3", "Idefics3ForConditionalGeneration"): idefics3,
+    ("instructblip", "InstructBlipForConditionalGeneration"): instructblip,
     ("internvl", "InternVLForConditionalGeneration"): internvl,
     ("janus", "JanusForConditionalGeneration"): janus,
     ("llava", "LlavaForConditionalGeneration"): llava,
     ("paligemma", "PaliGemmaForConditionalGeneration"): paligemma,
+    ("pp_chart2table", "GotOcr2ForConditionalGeneration"): pp_chart2table,
     ("qianfan_ocr", "QianfanOCRForConditionalGeneration"): qianfan_ocr,
     ("smolvlm", "SmolVLMForConditionalGeneration"): smolvlm,
     ("vipllava", "VipLlavaForConditionalGeneration"): vipllava,

@@ -188,6 +188,9 @@ def _modalities(facts: Facts) -> dict[str, manifest.Modality]:
 
 
 def _image(facts: Facts) -> dict[str, Any]:
+    others = [name for name in facts.plan.template.modalities["image"].inputs if name != "pixel_values"]
+    if others:
+        raise UnsupportedError(f"the images come with inputs that mcpc cannot make from a file: {', '.join(others)}")
     return {"preprocess": image_preprocess_from_config(_preprocessor(facts.checkpoint, "image_processor"))}
 
 
