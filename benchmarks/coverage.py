@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import fcntl
 import json
 import shutil
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,14 @@ def write_table(rows: Iterable[Row]) -> None:
     TABLE.with_suffix(".md").write_text(render(document), encoding="utf-8")
 
 
+def update_table(row: Row, listed: Collection[tuple[str, str]]) -> None:
+    """Put one row into the table; other runs may be writing theirs."""
+    with (DOCS / ".coverage.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = {key: known for key, known in read_table().items() if key in listed}
+        write_table((rows | {(row.model_type, row.architecture): row}).values())
+
+
 def rotating(rows: Mapping[tuple[str, str], Row], day: int) -> list[str]:
     """Return the model types of today: a window over the rows that were converted, moved on each day."""
     types = sorted({row.model_type for row in rows.values() if row.status != "refused"})
@@ -167,7 +176,6 @@ def main() -> int:
     if only and (unknown := sorted(set(only) - {key[0] for key in listed})):
         parser.error(f"transformers lists no such type: {', '.join(unknown)}")
     changed = 0
-    rows = {key: row for key, row in committed.items() if key in listed}
     for key, tasks in chosen.items():
         begun = time.perf_counter()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
@@ -178,9 +186,8 @@ def main() -> int:
         if options.check and row.status != (before := committed[key].status if key in committed else "no row"):
             print(f"{row.model_type}: the table says {before}", file=sys.stderr)
             changed += 1
-        rows[key] = row
         if not options.check:
-            write_table(rows.values())
+            update_table(row, listed)
     return 1 if changed else 0
 
 
