@@ -89,7 +89,13 @@ def _flat(array: Array) -> Iterator[Array]:
 
 
 def concatenate(values: Sequence[Value], axis: int) -> Value:
-    """Join values along an axis."""
+    """Join values along an axis.
+
+    Raises:
+        ValueError: They differ along another axis.
+    """
+    if len({(*value.shape[:axis], *value.shape[axis + 1 :]) for value in values}) > 1:
+        raise ValueError(f"{[list(value.shape) for value in values]} differ beside axis {axis}")
     stacks = [value for value in values if isinstance(value, Stack)]
     if axis > 0 and len(stacks) == len(values):
         columns = zip(*(stack.parts for stack in stacks), strict=True)
@@ -126,7 +132,13 @@ def cut(value: Value, axis: int, number: int, count: int) -> Value:
 
 
 def interleave(value: Value, axis: int, inverse: bool) -> Value:
-    """Put the even places of an axis before the odd ones; inverse: alternate its two halves."""
+    """Put the even places of an axis before the odd ones; inverse: alternate its two halves.
+
+    Raises:
+        ValueError: The axis has no two halves.
+    """
+    if value.shape[axis] % 2:
+        raise ValueError(f"{value.shape[axis]} along axis {axis} have no two halves")
     if isinstance(value, Stack) and axis > 0:
         return Stack(tuple(interleave(part, axis - 1, inverse) for part in value.parts))
     part, half = _whole(value), value.shape[axis] // 2
@@ -136,7 +148,13 @@ def interleave(value: Value, axis: int, inverse: bool) -> Value:
 
 
 def permute_heads(value: Value, heads: int, inverse: bool) -> Value:
-    """Order the rows of a projection [heads * D, ...] as a rotary embedding of halves wants them, from pairs."""
+    """Order the rows of a projection [heads * D, ...] as a rotary embedding of halves wants them, from pairs.
+
+    Raises:
+        ValueError: The rows are not an even number for each head.
+    """
+    if value.shape[0] % (2 * heads):
+        raise ValueError(f"{value.shape[0]} rows are not an even number for each of {heads} heads")
     part, half = _whole(value), value.shape[0] // heads // 2
     split = (heads, *((2, half) if inverse else (half, 2)), *part.shape[1:])
     return Part(part.shape, lambda: part.read().reshape(split).swapaxes(1, 2).reshape(part.shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import torch
 import transformers
 from transformers import core_model_loading as loading
 from transformers.core_model_loading import ConversionOps, WeightConverter
@@ -35,8 +36,36 @@ class Conversion:
         """Add a tensor of the checkpoint under the pattern that its name has."""
         self.keys.setdefault(pattern, []).append(key)
 
-    def made(self, model: transformers.PreTrainedModel, checkpoint: Checkpoint) -> list[Made]:
+    @property
+    def targets(self) -> list[str]:
+        """Return the parameters that they become."""
+        first, *_ = self._converter.target_patterns
+        return [self._target.replace(first, pattern, 1) for pattern in self._converter.target_patterns]
+
+    def missing(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+        """Return the parts that the checkpoint lacks, such as one expert of a layer, by the names they would have.
+
+        Args:
+            state: The model's parameters, all targets among them.
+        """
+        if any(type(operation).__name__ not in _OPERATIONS for operation in self._converter.operations):
+            return []  # which parts it needs is not known: it is refused when they are made
+        absent = [pattern for pattern in self._converter.source_patterns if pattern not in self.keys]
+        if not any(isinstance(operation, _STACKS) for operation in self._converter.operations):
+            return absent
+        count = sum(state[name].shape[0] for name in self.targets)
+        expected = {name for keys in self.keys.values() for name in _numbered(keys[0], count)}
+        return absent + sorted(expected.difference(*self.keys.values()), key=loading.dot_natural_key)
+
+    def made(
+        self, config: transformers.PretrainedConfig, state: Mapping[str, torch.Tensor], checkpoint: Checkpoint
+    ) -> list[Made]:
         """Return the parameters.
+
+        Args:
+            config: The model's config.
+            state: Its parameters, all targets among them.
+            checkpoint: Where the tensors lie.
 
         Raises:
             UnsupportedError: An operation that is not known here, or a tensor that cannot take part in one.
@@ -53,15 +82,15 @@ class Conversion:
             pattern: [_leaf(checkpoint, key) for key in keys] for pattern, keys in self._ordered().items()
         }
         steps = []
+        context = _Context(self._converter, config, tuple(state[self._target].shape))
         for operation in self._converter.operations:
-            values, step = self._apply(operation, values, model, checkpoint)
+            values, step = self._apply(operation, values, context, checkpoint)
             steps.append(step)
         origin = " + ".join(_with_star(keys) for keys in self._ordered().values())
         transform = ", ".join(steps)
         found = []
-        for number, (pattern, results) in enumerate(values.items()):
+        for number, (name, results) in enumerate(zip(self.targets, values.values(), strict=True)):
             which = f" [{number + 1}/{len(values)}]" if len(values) > 1 else ""
-            name = self._target.replace(self._converter.target_patterns[0], pattern, 1)
             found.append(Made(name, origin, transform + which, tuple(names), dtypes.copy().pop(), results[0]))
         return found
 
@@ -71,32 +100,42 @@ class Conversion:
         return {pattern: sorted(self.keys[pattern], key=loading.dot_natural_key) for pattern in known}
 
     def _apply(
-        self, operation: ConversionOps, values: Values, model: transformers.PreTrainedModel, checkpoint: Checkpoint
+        self, operation: ConversionOps, values: Values, context: _Context, checkpoint: Checkpoint
     ) -> tuple[Values, str]:
+        parts = [key for keys in self.keys.values() for key in keys]
         apply = _OPERATIONS.get(type(operation).__name__)
         if apply is None:
             raise UnsupportedError(
                 f"the checkpoint's layout needs an operation that mcpc does not do: {type(operation).__name__}",
                 where=str(checkpoint.root),
-                problems=[Problem("needs a conversion", key) for keys in self.keys.values() for key in keys],
+                problems=[Problem("needs a conversion", key) for key in parts],
             )
         try:
-            return apply(operation, values, _Context(self._converter, model, self._target))
+            return apply(operation, values, context)
+        except NotImplementedError as error:
+            raise UnsupportedError(
+                f"the checkpoint's layout needs what mcpc does not do: {error}", where=str(checkpoint.root),
+                problems=[Problem(f"part of {self._target}", key) for key in parts],
+            ) from None  # fmt: skip
         except (ValueError, IndexError) as error:
             raise BadInputError(
                 "tensors do not fit together", where=str(checkpoint.root), got=str(error),
-                problems=[Problem(f"part of {self._target}", key) for keys in self.keys.values() for key in keys],
+                problems=[
+                    Problem(f"part of {self._target}", key, got=str(list(checkpoint.shape_of(key)))) for key in parts
+                ],
             ) from None  # fmt: skip
 
 
 class _Context:
     """What an operation may need to know beside its values."""
 
-    def __init__(self, converter: WeightConverter, model: transformers.PreTrainedModel, target: str) -> None:
+    def __init__(
+        self, converter: WeightConverter, config: transformers.PretrainedConfig, shape: tuple[int, ...]
+    ) -> None:
         self.sources: Sequence[str] = converter.source_patterns
         self.targets: Sequence[str] = converter.target_patterns
-        self.model = model
-        self.target = target
+        self.config = config
+        self.shape = shape
 
     def renamed(self, values: Mapping[str, Value]) -> Values:
         """Return values under the target's pattern where only one is left, else under their own."""
@@ -106,13 +145,35 @@ class _Context:
 
 
 def _merge(operation: loading.MergeModulelist, values: Values, context: _Context) -> tuple[Values, str]:
-    if operation.dim != 0:
-        raise ValueError(f"a stack along axis {operation.dim}")
-    stacks = {pattern: Stack(tuple(parts)) for pattern, parts in values.items()}
-    uneven = [pattern for pattern, parts in values.items() if len({part.shape for part in parts}) > 1]
-    if uneven:
-        raise ValueError(f"different shapes under {uneven[0]}")
-    return context.renamed(stacks), "stack(0)"
+    _only_first_axis(operation.dim)
+    return context.renamed({pattern: _stack(pattern, parts) for pattern, parts in values.items()}), "stack(0)"
+
+
+def _share(
+    operation: loading.ErnieFuseAndSplitTextVisionExperts, values: Values, context: _Context
+) -> tuple[Values, str]:
+    """Stack the first experts for the first target, the next for the second."""
+    _only_first_axis(operation.stack_dim)
+    done: Values = {}
+    for number, target in enumerate(context.targets):
+        stacks: list[Value] = []
+        for pattern, parts in values.items():
+            size = -(-len(parts) // len(context.targets))
+            stacks.append(_stack(pattern, parts[number * size : (number + 1) * size]))
+        done[target] = [stacks[0] if len(stacks) == 1 else concatenate(stacks, operation.concat_dim)]
+    joined = f", concatenate({operation.concat_dim})" if len(values) > 1 else ""
+    return done, f"share, stack(0){joined}"
+
+
+def _stack(pattern: str, parts: Sequence[Value]) -> Stack:
+    if len({part.shape for part in parts}) != 1:
+        raise ValueError(f"different shapes under {pattern}")
+    return Stack(tuple(parts))
+
+
+def _only_first_axis(axis: int) -> None:
+    if axis != 0:
+        raise NotImplementedError(f"a stack along axis {axis}")
 
 
 def _concatenate(operation: loading.Concatenate, values: Values, context: _Context) -> tuple[Values, str]:
@@ -122,7 +183,7 @@ def _concatenate(operation: loading.Concatenate, values: Values, context: _Conte
 
 def _chunk(operation: loading.Chunk, values: Values, context: _Context) -> tuple[Values, str]:
     if operation.num_shards_attribute is not None:
-        raise ValueError(f"a number of parts that {operation.num_shards_attribute} gives")
+        raise NotImplementedError(f"a number of parts that {operation.num_shards_attribute} gives")
     (value,) = _only(values)
     count = len(context.targets)
     parts = {target: [cut(value, operation.dim, number, count)] for number, target in enumerate(context.targets)}
@@ -132,7 +193,7 @@ def _chunk(operation: loading.Chunk, values: Values, context: _Context) -> tuple
 def _transpose(operation: loading.Transpose, values: Values, context: _Context) -> tuple[Values, str]:
     (value,) = _only(values)
     first, second = (axis % len(value.shape) for axis in (operation.dim0, operation.dim1))
-    if operation.check_dims and value.shape == tuple(context.model.get_parameter(context.target).shape):
+    if operation.check_dims and value.shape == context.shape:
         return context.renamed({context.sources[0]: value}), "none"
     return context.renamed({context.sources[0]: transpose(value, first, second)}), f"transpose({first},{second})"
 
@@ -145,7 +206,7 @@ def _interleave(operation: loading.Interleave, values: Values, context: _Context
 
 
 def _permute(operation: loading.PermuteForRope, values: Values, context: _Context) -> tuple[Values, str]:
-    config = context.model.config
+    config = context.config
     if operation.subconfig_key is not None:
         config = getattr(config, operation.subconfig_key, config)
     heads, names = int(getattr(config, "num_attention_heads", 1)), operation.permute_layer_names
@@ -165,6 +226,8 @@ def _only(values: Values) -> list[Value]:
     return found
 
 
+#: Operations that make one tensor of numbered ones.
+_STACKS = (loading.MergeModulelist, loading.ErnieFuseAndSplitTextVisionExperts)
 _OPERATIONS: Mapping[str, Callable[..., tuple[Values, str]]] = {
     "MergeModulelist": _merge,
     "Concatenate": _concatenate,
@@ -172,6 +235,7 @@ _OPERATIONS: Mapping[str, Callable[..., tuple[Values, str]]] = {
     "Transpose": _transpose,
     "Interleave": _interleave,
     "PermuteForRope": _permute,
+    "ErnieFuseAndSplitTextVisionExperts": _share,
 }
 
 
@@ -181,6 +245,15 @@ def _leaf(checkpoint: Checkpoint, key: str) -> Value:
         scale = checkpoint.scales[key]
         return Part(entry.shape, lambda: np.concatenate(list(scale.dequantized(entry))))
     return Part(entry.shape, entry.read)
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    """Return a name with each number below `count` in place of its last one."""
+    words = name.split(".")
+    place = max((number for number, word in enumerate(words) if word.isdigit()), default=None)
+    if place is None:
+        return [name]
+    return [".".join([*words[:place], str(number), *words[place + 1 :]]) for number in range(count)]
 
 
 def _with_star(keys: Sequence[str]) -> str:

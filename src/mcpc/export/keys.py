@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,11 +61,15 @@ def map_keys(model: transformers.PreTrainedModel, checkpoint: Checkpoint) -> Key
             unexpected.append(key)
     state = names.state
     made: dict[str, Made] = {}
-    for conversion in conversions.values():
-        found = conversion.made(model, checkpoint)
-        if any(item.parameter not in state for item in found):
-            unexpected += found[0].sources
+    lacking: dict[str, Sequence[str]] = {}
+    for name, conversion in conversions.items():
+        if any(target not in state for target in conversion.targets):
+            unexpected += [key for keys in conversion.keys.values() for key in keys]
             continue
+        if parts := conversion.missing(state):
+            lacking |= {**dict.fromkeys(conversion.targets, ()), name: parts}
+            continue
+        found = conversion.made(model.config, state, checkpoint)
         made |= {item.name: item for item in found}
         source |= {item.parameter: item.name for item in found}
     checkpoint = replace(checkpoint, made=made)
@@ -73,7 +77,7 @@ def map_keys(model: transformers.PreTrainedModel, checkpoint: Checkpoint) -> Key
     ignored = [key for key in unexpected if _ignorable(model, key)]
     unexpected = [key for key in unexpected if key not in ignored]
     hint = _prefix_hint(names, unexpected) or "config and weights are of different models, or a file is incomplete"
-    _refuse(checkpoint, state, source, unexpected, hint)
+    _refuse(checkpoint, state, source, unexpected, lacking, hint)
     copies, untied = settle_ties(model, checkpoint, source)
     return KeyMap(source, tuple(ignored), copies, untied, made)
 
@@ -143,12 +147,14 @@ def _refuse(
     state: Mapping[str, torch.Tensor],
     source: Mapping[str, str],
     unexpected: list[str],
+    lacking: Mapping[str, Sequence[str]],
     hint: str,
 ) -> None:
     problems = [
         Problem("missing: no tensor of the checkpoint fills this parameter", name)
-        for name in sorted(set(state) - set(source))
+        for name in sorted(set(state) - set(source) - set(lacking))
     ]
+    problems += [Problem(f"missing: a part of {name}", part) for name, parts in lacking.items() for part in parts]
     problems += [Problem("unexpected: the model has no such parameter", key) for key in unexpected]
     for name, key in sorted(source.items()):
         expected, got = tuple(state[name].shape), checkpoint.shape_of(key)
