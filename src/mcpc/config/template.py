@@ -136,7 +136,7 @@ class Template(Strict):
     """A model template file."""
 
     meta: Meta = Field(alias="__meta__")
-    kind: Literal["vision-language", "dual-encoder", "speech-seq2seq", "image-seq2seq"]
+    kind: Literal["vision-language", "audio-language", "dual-encoder", "speech-seq2seq", "image-seq2seq"]
     match: Match
     dimensions: dict[str, str] = Field(description="Name -> expression over the config, such as config.a / config.b.")
     dynamic: tuple[str, ...]

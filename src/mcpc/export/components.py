@@ -38,7 +38,7 @@ class Features(Wrapper):
 
 
 class VisionEmbed(Wrapper):
-    """Token embedding with image rows in place of placeholders, by the op `mcpc::VisionEmbed`.
+    """Token embedding with image or audio rows in place of placeholders, by the op `mcpc::VisionEmbed`.
 
     `pos_map` is the running number of the placeholder, or -1 for a text token. The op is symbolic: neither the
     tracer nor the optimizer looks inside.
@@ -46,9 +46,9 @@ class VisionEmbed(Wrapper):
 
     def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
         """Return [batch, sequence, hidden] from ids [batch, sequence] and rows [feature_rows, hidden]."""
-        ids, features = tensors["input_ids"], tensors["image_features"]
+        ids, features = tensors["input_ids"], tensors[self._features]
         table = tensor_of(self.model.get_input_embeddings(), "weight")
-        is_image = ids == self.plan.placeholder_ids["image"]
+        is_image = ids == self._placeholder
         number = is_image.reshape(-1).to(torch.int64).cumsum(0).reshape(is_image.shape)
         # A placeholder id that the model itself generated has no row: it is a word like any other.
         has_row = is_image & (number <= features.shape[0])
@@ -66,8 +66,16 @@ class VisionEmbed(Wrapper):
         """Return the merge as transformers does it: masked_scatter of the rows over the placeholders."""
         ids = tensors["input_ids"]
         embeds = self.model.get_input_embeddings()(ids)
-        is_image = (ids == self.plan.placeholder_ids["image"]).unsqueeze(-1).expand_as(embeds)
-        return (embeds.masked_scatter(is_image, tensors["image_features"]),)
+        is_image = (ids == self._placeholder).unsqueeze(-1).expand_as(embeds)
+        return (embeds.masked_scatter(is_image, tensors[self._features]),)
+
+    @property
+    def _features(self) -> str:
+        return next(spec.name for spec in self.component.inputs if spec.dtype.startswith("float"))
+
+    @property
+    def _placeholder(self) -> int:
+        return next(iter(self.plan.placeholder_ids.values()))
 
 
 def _scale_of(embedding: torch.nn.Module) -> torch.Tensor | None:

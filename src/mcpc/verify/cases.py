@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from mcpc.core.runner import RunnerFactory
 from mcpc.package import Manifest
+from mcpc.verify.audio_language_cases import AudioLanguageCases
 from mcpc.verify.case import Case, CaseMaker, Sample
 from mcpc.verify.dual_encoder_cases import DualEncoderCases
 from mcpc.verify.seq2seq_cases import Seq2SeqCases
@@ -20,6 +21,8 @@ def seeded_samples(manifest: Manifest, reference: RunnerFactory) -> tuple[Sample
         return DualEncoderCases(manifest, reference).seeded()
     if manifest.kind in ("speech-seq2seq", "image-seq2seq"):
         return Seq2SeqCases(manifest, reference).seeded(())
+    if manifest.kind == "audio-language":
+        return AudioLanguageCases(manifest, reference).seeded()
     return VisionLanguageCases(manifest, reference).seeded()
 
 
@@ -30,6 +33,8 @@ class Cases(CaseMaker):
         """Yield seeded cases at three sizes, then the cases of real samples."""
         if self.manifest.kind == "vision-language":
             yield from VisionLanguageCases(self.manifest, self.reference).all(samples, seeded)
+        elif self.manifest.kind == "audio-language":
+            yield from AudioLanguageCases(self.manifest, self.reference).all(samples, seeded)
         elif self.manifest.kind == "dual-encoder":
             yield from DualEncoderCases(self.manifest, self.reference).all(samples, seeded)
         elif self.manifest.kind in ("speech-seq2seq", "image-seq2seq"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mcpc.core.runner import Array, RunnerFactory
-from mcpc.inference import DualEncoder, Seq2Seq, VisionLanguage
+from mcpc.inference import AudioLanguage, DualEncoder, Seq2Seq, VisionLanguage
 from mcpc.inference.greedy import require_generation
 from mcpc.package import Manifest
 from mcpc.verify.cases import Sample
@@ -29,6 +29,8 @@ class PackageChain:
             return VisionLanguage(self._manifest, self._runners).prefill(feeds["input_ids"], feeds.get("pixel_values"))[
                 1
             ]
+        if self._manifest.kind == "audio-language":
+            return AudioLanguage(self._manifest, self._runners).prefill(feeds["input_ids"], feeds)[1]
         seq2seq = Seq2Seq(self._manifest, self._runners)
         return seq2seq.prefill(seq2seq.encode(feeds), self._start())[1]
 
@@ -44,6 +46,10 @@ class PackageChain:
             model = VisionLanguage(self._manifest, self._runners)
             ids = [int(token) for token in np.asarray(feeds["input_ids"])[0]]
             steps = model.greedy(ids, feeds.get("pixel_values"), max_new_tokens=new_tokens, stop_at_eos=False)
+        elif self._manifest.kind == "audio-language":
+            ids = [int(token) for token in np.asarray(feeds["input_ids"])[0]]
+            sound = AudioLanguage(self._manifest, self._runners)
+            steps = sound.greedy(ids, feeds, max_new_tokens=new_tokens, stop_at_eos=False)
         else:
             seq2seq = Seq2Seq(self._manifest, self._runners)
             first = {name: value[:1] for name, value in feeds.items()}

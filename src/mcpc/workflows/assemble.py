@@ -195,6 +195,8 @@ def _image(facts: Facts) -> dict[str, Any]:
 
 
 def _audio(facts: Facts) -> dict[str, Any]:
+    if facts.plan.template.kind == "audio-language":
+        raise UnsupportedError("preprocessing of sound for a language model is not described yet")
     steps = audio_preprocess_from_config(_preprocessor(facts.checkpoint, "feature_extractor"))
     rows = facts.plan.sizes["audio_rows"]
     return {
@@ -228,6 +230,8 @@ def _rows(facts: Facts, modality: str) -> int | None:
     for item in facts.components:
         if item.planned.modality == modality and "feature_rows" in item.relations:
             rows = fixed_rows(item.relations["feature_rows"])
+            if rows is None and facts.plan.template.modalities[modality].sizes:
+                return None  # items of any size have as many rows as they need
             if rows is None:
                 raise UnsupportedError(
                     "the rows of one image are not a fixed number",

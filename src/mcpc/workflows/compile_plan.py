@@ -22,8 +22,13 @@ from mcpc.workflows.quantize_steps import Options, load_recipe
 
 ENGINES = "engines"
 #: Parts of a request that each kind of model needs, and those that it takes besides.
-_NEEDED = {"vision-language": {"prompt"}, "dual-encoder": {"image", "texts"}, "speech-seq2seq": {"audio"}}
-_OPTIONAL = {"vision-language": {"image"}, "dual-encoder": set[str](), "speech-seq2seq": set[str]()}
+_NEEDED = {
+    "vision-language": {"prompt"},
+    "dual-encoder": {"image", "texts"},
+    "speech-seq2seq": {"audio"},
+    "image-seq2seq": {"image"},
+}
+_OPTIONAL = {"vision-language": {"image"}}
 T = TypeVar("T")
 
 
@@ -103,7 +108,8 @@ def _request_errors(chain: Chain, number: int, request: Request, template: Templ
         return errors
     parts = {"image": request.image, "audio": request.audio, "prompt": request.prompt, "texts": request.texts or None}
     given = {name for name, value in parts.items() if value is not None}
-    needed, accepted = _NEEDED[template.kind], _NEEDED[template.kind] | _OPTIONAL[template.kind]
+    needed = _NEEDED.get(template.kind, set())
+    accepted = needed | _OPTIONAL.get(template.kind, set())
     if not needed <= given <= accepted:
         message = f"the request does not suit a {template.kind} model"
         errors.append(BadInputError(message, where, ", ".join(sorted(accepted)), ", ".join(sorted(given))))

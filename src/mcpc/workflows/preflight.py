@@ -230,6 +230,6 @@ def _differ(key: str, model: Mapping[str, Any], processor: Mapping[str, Any], wh
 
 
 def fixed_rows(relation: str | None) -> int | None:
-    """Return k of a derived dimension `k*images`, None when the rows of an image are not a fixed number."""
-    found = re.fullmatch(r"(\d+)\*images|images\*(\d+)", (relation or "").replace(" ", ""))
+    """Return k of a derived dimension `k*images`, or `k*clips`; None when the rows are not a fixed number."""
+    found = re.fullmatch(r"(\d+)\*(?:images|clips)|(?:images|clips)\*(\d+)", (relation or "").replace(" ", ""))
     return int(found[1] or found[2]) if found else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mcpc.export.families import dual_encoder, seq2seq, vision_language
+from mcpc.export.families import audio_language, dual_encoder, seq2seq, vision_language
 from mcpc.export.wrapper import Wrapper
 
 FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
@@ -17,6 +17,12 @@ FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
     "moonshine-encoder": seq2seq.MoonshineEncoder,
     "seq2seq-encoder": seq2seq.Seq2SeqEncoder,
     "seq2seq-decoder": seq2seq.Seq2SeqDecoder,
+    "fun-asr-nano": audio_language.FunAsrNano,
+    "glm-asr": audio_language.GlmAsr,
+    "granite-speech": audio_language.GraniteSpeech,
+    "moss": audio_language.Moss,
+    "qwen2-audio": audio_language.Qwen2Audio,
+    "qwen3-asr": audio_language.Qwen3Asr,
     "tiles": vision_language.Tiles,
     "prefix-decoder": vision_language.PrefixDecoder,
     "language-model": vision_language.LanguageModel,
