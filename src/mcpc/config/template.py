@@ -90,6 +90,9 @@ class ModalityPlan(Strict):
     batched: bool = Field(
         default=False, description="The model's forward takes the items of each prompt apart: [prompts, items, ...]."
     )
+    merge: str | None = Field(
+        default=None, description="Images of any size, as packed patches: patches along each side of one feature row."
+    )
     sizes: dict[str, tuple[int, ...]] = Field(
         default_factory=dict,
         description="Sizes of the inputs' dynamic dimensions: the first is traced, the others are verified.",

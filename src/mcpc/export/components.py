@@ -78,6 +78,26 @@ class VisionEmbed(Wrapper):
         return next(iter(self.plan.placeholder_ids.values()))
 
 
+class DeepstackEmbed(VisionEmbed):
+    """Embedding with a second output: rows that the first decoder layers add, zero where a token is no image row."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return [batch, sequence, hidden], and [batch, sequence, levels, hidden] of [feature_rows, levels, hidden]."""
+        is_image, rows = tensors["input_ids"] == self._placeholder, tensors["deepstack_features"]
+        number = is_image.reshape(-1).to(torch.int64).cumsum(0).reshape(is_image.shape)
+        nothing = torch.zeros((1, rows.shape[1] * rows.shape[2]), dtype=rows.dtype, device=rows.device)
+        place = torch.where(is_image & (number <= rows.shape[0]), number, 0)
+        added = torch.nn.functional.embedding(place, torch.cat([nothing, rows.flatten(1)]))
+        return (*super().compute(tensors), added.unflatten(-1, rows.shape[1:]))
+
+    def eager(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return the same as transformers merges it."""
+        rows = tensors["deepstack_features"]
+        is_image = tensors["input_ids"] == self._placeholder
+        added = rows.new_zeros((*is_image.shape, *rows.shape[1:]))
+        return (*super().eager(tensors), added.masked_scatter(is_image[..., None, None].expand_as(added), rows))
+
+
 def _scale_of(embedding: torch.nn.Module) -> torch.Tensor | None:
     """Return what a scaled embedding (Gemma's) multiplies its rows by."""
     scale = getattr(embedding, "embed_scale", None)
@@ -140,6 +160,7 @@ class SpeechDecoder(Wrapper):
 WRAPPERS: Mapping[str, type[Wrapper]] = {
     "features": Features,
     "vision-embed": VisionEmbed,
+    "deepstack-embed": DeepstackEmbed,
     "causal-decoder": CausalDecoder,
     "speech-encoder": SpeechEncoder,
     "speech-decoder": SpeechDecoder,

@@ -20,6 +20,15 @@ def positions(attention_mask: Array, first: int = 0) -> Array:
     return result
 
 
+def grid_text_positions(attention_mask: Array, steps: int, shift: Array) -> Array:
+    """Return position ids [3, batch, steps] of text at the end of a mask [batch, total].
+
+    Images before it have shifted it by `shift` [batch, 1]; a text token stands at the same place on all three axes.
+    """
+    places = positions(attention_mask)[:, -steps:] + shift
+    return np.repeat(places[None], 3, axis=0)
+
+
 def token_types(manifest: Manifest, input_ids: Array) -> Array:
     """Return the types int64 [batch, sequence] of a prompt's tokens, as `binding.token_types` says."""
     binding = manifest.binding
@@ -66,6 +75,9 @@ class CachedDecoder:
         batch: Rows that are decoded together.
         constants: Feeds that stay the same at every step, such as `cross.{i}.key`.
         manifest: Of the package: where positions start, and the types of tokens.
+
+    Attributes:
+        shift: [batch, 1], how far images have moved the text after them, for positions of three axes.
     """
 
     def __init__(
@@ -77,17 +89,23 @@ class CachedDecoder:
         manifest: Manifest,
         constants: Feeds | None = None,
     ) -> None:
+        self._component = component
+        self._runner = runner
         self._first = manifest.binding.first_position if manifest.binding else 0
         self._next_type = generated_type(manifest)
         self._types = np.zeros((batch, 0), np.int64)
-        self._component = component
-        self._runner = runner
         self._constants = dict(constants or {})
         self._past = empty_cache(cache, batch)
         self._mask = np.zeros((batch, 0), np.int64)
+        self.shift: Array | None = None
 
     def step(
-        self, name: str, tokens: Array, attention_mask: Array | None = None, types: Array | None = None
+        self,
+        name: str,
+        tokens: Array,
+        attention_mask: Array | None = None,
+        types: Array | None = None,
+        extra: Feeds | None = None,
     ) -> Array:
         """Feed more tokens and return their logits [batch, sequence, V].
 
@@ -96,17 +114,21 @@ class CachedDecoder:
             tokens: [batch, sequence] int64, or [batch, sequence, H] float32.
             attention_mask: [batch, sequence] of the new tokens; all ones when None. 0 marks left padding.
             types: [batch, sequence] of the new tokens; those of generated ones when None.
+            extra: Feeds of this step alone; they count before what is worked out here.
         """
         new = np.ones(tokens.shape[:2], np.int64) if attention_mask is None else attention_mask
         self._mask = np.concatenate([self._mask, new], axis=1)
         self._types = np.concatenate([self._types, np.full_like(new, self._next_type) if types is None else types], 1)
+        steps = tokens.shape[1]
+        places = positions(self._mask, self._first)[:, -steps:]
         feeds = {
             name: tokens,
             "attention_mask": self._mask,
-            "position_ids": positions(self._mask, self._first)[:, -tokens.shape[1] :],
+            "position_ids": places if self.shift is None else grid_text_positions(self._mask, steps, self.shift),
             "token_type_ids": self._types,
             **self._past,
             **self._constants,
+            **(extra or {}),
         }
         outputs = self._runner.run(declared(self._component, feeds))
         self._past = {name: outputs[name.replace("past.", "present.", 1)] for name in self._past}

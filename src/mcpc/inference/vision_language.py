@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mcpc.core.runner import Array, RunnerFactory
+from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.errors import BadInputError
 from mcpc.inference.cache import CachedDecoder, require_cache, token_types
 from mcpc.inference.greedy import Step, greedy, require_generation
+from mcpc.inference.grid import grid_positions
 from mcpc.inference.ids import check_ids
 from mcpc.package.manifest import Manifest
+
+#: `pixel_values`, or every input of the image encoder by name.
+Images = Array | Feeds
 
 
 class VisionLanguage:
@@ -30,12 +34,13 @@ class VisionLanguage:
         self._encoder = manifest.by_role("encoder", "image").name
         self._embed = manifest.by_role("embedding").name
         self._decoder = manifest.by_role("decoder")
-        self._hidden = _last_size(manifest, self._embed, "image_features")
+        self._rows = _row_shapes(manifest, self._embed)
+        self._merge = manifest.modalities["image"].merge
         self._placeholder = manifest.binding.placeholders["image"].token_id if manifest.binding else None
 
-    def image_features(self, pixel_values: Array) -> Array:
-        """Return `image_features` [feature_rows, H] of `pixel_values` [images, 3, Y, X]."""
-        return self._open(self._encoder).run({"pixel_values": pixel_values})["image_features"]
+    def image_features(self, images: Images) -> Array:
+        """Return `image_features` [feature_rows, H] of images."""
+        return self._features(images)["image_features"]
 
     def embed(self, input_ids: Array, image_features: Array | None = None) -> Array:
         """Return `inputs_embeds` [batch, sequence, H]; the rows of the features go to the placeholders in order.
@@ -43,34 +48,53 @@ class VisionLanguage:
         Raises:
             BadInputError: There are not as many placeholders as feature rows.
         """
-        features = np.zeros((0, self._hidden), np.float32) if image_features is None else image_features
-        found = int((input_ids == self._placeholder).sum())
-        if found != len(features):
-            raise BadInputError(
-                "the placeholders do not match the image features", expected=f"{len(features)} rows", got=f"{found}"
-            )
-        return self._embedded(input_ids, features)
+        rows = self._features(None) | ({} if image_features is None else {"image_features": image_features})
+        return self._embedded(input_ids, rows)["inputs_embeds"]
 
-    def _embedded(self, input_ids: Array, features: Array) -> Array:
+    def _features(self, images: Images | None) -> dict[str, Array]:
+        """Return what `embed` reads beside the tokens, each [feature_rows, ...]; without images there are no rows."""
+        if images is None:
+            return {name: np.zeros((0, *shape), np.float32) for name, shape in self._rows.items()}
+        feeds = images if isinstance(images, Mapping) else {"pixel_values": images}
+        outputs = self._open(self._encoder).run(feeds)
+        return {name: outputs[name] for name in self._rows}
+
+    def _embedded(self, input_ids: Array, features: Feeds, generated: bool = False) -> dict[str, Array]:
         check_ids(self._manifest, input_ids)
-        return self._open(self._embed).run({"input_ids": input_ids, "image_features": features})["inputs_embeds"]
+        found, rows = int((input_ids == self._placeholder).sum()), len(features["image_features"])
+        if found != rows and not generated:
+            raise BadInputError(
+                "the placeholders do not match the image features", expected=f"{rows} rows", got=f"{found}"
+            )
+        return self._open(self._embed).run({"input_ids": input_ids, **features})
 
     def prefill(
-        self, input_ids: Array, pixel_values: Array | None, attention_mask: Array | None = None
+        self, input_ids: Array, images: Images | None, attention_mask: Array | None = None
     ) -> tuple[CachedDecoder, Array]:
         """Feed whole prompts [batch, sequence] and return the decoder with its cache, and the logits of every token.
 
         Args:
             input_ids: int64, each image placeholder repeated once per feature row.
-            pixel_values: The images of all prompts in order, or None.
+            images: Those of all prompts in order, or None.
             attention_mask: [batch, sequence], 0 on left padding; None means no padding.
         """
-        features = None if pixel_values is None else self.image_features(pixel_values)
         decoder = CachedDecoder(
             self._decoder, self._open(self._decoder.name), self._cache, len(input_ids), self._manifest
         )
+        embedded = self._embedded(input_ids, self._features(images))
+        if self._merge is not None:
+            embedded["position_ids"], decoder.shift = self._grid_positions(input_ids, images, attention_mask)
         types = token_types(self._manifest, input_ids)
-        return decoder, decoder.step("inputs_embeds", self.embed(input_ids, features), attention_mask, types)
+        return decoder, decoder.step("inputs_embeds", embedded.pop("inputs_embeds"), attention_mask, types, embedded)
+
+    def _grid_positions(
+        self, input_ids: Array, images: Images | None, attention_mask: Array | None
+    ) -> tuple[Array, Array]:
+        if images is not None and not isinstance(images, Mapping):
+            raise BadInputError("the package needs the grids of images beside their pixels", expected="image_grid_thw")
+        grids = np.zeros((0, 3), np.int64) if images is None else images["image_grid_thw"]
+        mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
+        return grid_positions(input_ids, mask, grids, self._placeholder, self._merge or 1)
 
     def advance(self, decoder: CachedDecoder, tokens: Sequence[int]) -> Array:
         """Feed one token to each prompt and return the next logits [batch, V].
@@ -78,20 +102,21 @@ class VisionLanguage:
         A placeholder that the model itself generated is a word like any other: there is no feature row for it.
         """
         ids = np.array(tokens, np.int64)[:, None]
-        return decoder.step("inputs_embeds", self._embedded(ids, np.zeros((0, self._hidden), np.float32)))[:, -1]
+        embedded = self._embedded(ids, self._features(None), generated=True)
+        return decoder.step("inputs_embeds", embedded.pop("inputs_embeds"), extra=embedded)[:, -1]
 
     def greedy(
-        self, input_ids: Sequence[int], pixel_values: Array | None, *, max_new_tokens: int, stop_at_eos: bool = True
+        self, input_ids: Sequence[int], images: Images | None, *, max_new_tokens: int, stop_at_eos: bool = True
     ) -> Iterator[Step]:
         """Yield the steps of the greedy answer to one prompt.
 
         Args:
             input_ids: The prompt; each image placeholder repeated once per feature row.
-            pixel_values: [images, 3, Y, X], or None.
+            images: Those of the prompt, or None.
             max_new_tokens: Largest number of steps.
             stop_at_eos: False goes on after the end-of-sequence token.
         """
-        decoder, logits = self.prefill(np.array([input_ids], np.int64), pixel_values)
+        decoder, logits = self.prefill(np.array([input_ids], np.int64), images)
         yield from greedy(
             logits[0, -1],
             lambda token: self.advance(decoder, [token])[0],
@@ -101,11 +126,10 @@ class VisionLanguage:
         )
 
 
-def _last_size(manifest: Manifest, component: str, name: str) -> int:
-    """Return the last dimension of a component's input."""
-    for tensor in manifest.component(component).inputs:
-        if tensor.name == name and isinstance(tensor.shape[-1], int):
-            return tensor.shape[-1]
-    raise BadInputError(
-        "the component does not declare this input", where=f"manifest.components.{component}", expected=name
-    )
+def _row_shapes(manifest: Manifest, embed: str) -> dict[str, tuple[int, ...]]:
+    """Return {input of `embed` beside the tokens: shape of one row}."""
+    specs = [tensor.spec() for tensor in manifest.component(embed).inputs if tensor.name != "input_ids"]
+    if not any(spec.name == "image_features" for spec in specs):
+        where = f"manifest.components.{embed}"
+        raise BadInputError("the component does not declare this input", where=where, expected="image_features")
+    return {spec.name: spec.concrete({"feature_rows": 0})[1:] for spec in specs}

@@ -137,6 +137,9 @@ class Modality(Strict):
     sizes: dict[str, tuple[int, ...]] = Field(
         default_factory=dict, description="Sizes of the inputs' dynamic dimensions that verification uses."
     )
+    merge: int | None = Field(
+        default=None, description="Images of any size, as packed patches: patches along each side of one feature row."
+    )
     rows_per_item: int | None = Field(default=None, description="Feature rows of one item, measured from the graph.")
     ms_per_row: float | None = Field(default=None, description="Milliseconds of audio in one feature row.")
 

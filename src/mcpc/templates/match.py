@@ -33,11 +33,16 @@ def load_templates() -> tuple[Template, ...]:
 
 
 def lookup(config: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a dotted path, or None when a part is absent; a number is a place in a list."""
+    """Return the value at a dotted path, or None when a part is absent.
+
+    Of a list, a number is a place in it and `length` its length.
+    """
     value: Any = config
     for part in path.split("."):
         if isinstance(value, (list, tuple)) and part.isdecimal() and int(part) < len(value):
             value = value[int(part)]
+        elif isinstance(value, (list, tuple)) and part == "length":
+            value = len(value)
         elif isinstance(value, Mapping) and part in value:
             value = value[part]
         else:

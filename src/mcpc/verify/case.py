@@ -117,7 +117,7 @@ class CaseMaker:
         past = empty_cache(require_cache(self.manifest), batch)
         start = self.manifest.binding.first_position if self.manifest.binding else 0
         prompt = np.zeros_like(mask) if types is None else types
-        feeds = {**first, "attention_mask": mask, "position_ids": positions(mask, start)[:, -length:], **past, **extra}
+        feeds = {"attention_mask": mask, "position_ids": positions(mask, start)[:, -length:], **past, **extra, **first}
         feeds = declared(decoder, {**feeds, "token_type_ids": prompt})
         yield Case(decoder.name, f"{label} prefill={length} past=0", feeds, mask)
         present = self.reference(decoder.name).run(feeds)
@@ -125,7 +125,7 @@ class CaseMaker:
         steps = next(iter(then.values())).shape[1]
         longer = np.concatenate([mask, np.ones((batch, steps), np.int64)], axis=1)
         following = positions(longer, start)[:, -steps:]
-        decode = {**then, "attention_mask": longer, "position_ids": following, **past, **extra}
+        decode = {"attention_mask": longer, "position_ids": following, **past, **extra, **then}
         later = np.full((batch, steps), generated_type(self.manifest), np.int64)
         decode["token_type_ids"] = np.concatenate([prompt, later], axis=1)
         yield Case(decoder.name, f"{label} sequence={steps} past={length}", declared(decoder, decode), longer)

@@ -9,6 +9,7 @@ from mcpc.package import Manifest
 from mcpc.verify.audio_language_cases import AudioLanguageCases
 from mcpc.verify.case import Case, CaseMaker, Sample
 from mcpc.verify.dual_encoder_cases import DualEncoderCases
+from mcpc.verify.grid_cases import GridCases
 from mcpc.verify.seq2seq_cases import Seq2SeqCases
 from mcpc.verify.vision_language_cases import VisionLanguageCases
 
@@ -23,7 +24,11 @@ def seeded_samples(manifest: Manifest, reference: RunnerFactory) -> tuple[Sample
         return Seq2SeqCases(manifest, reference).seeded(())
     if manifest.kind == "audio-language":
         return AudioLanguageCases(manifest, reference).seeded()
-    return VisionLanguageCases(manifest, reference).seeded()
+    return _vision_language(manifest)(manifest, reference).seeded()
+
+
+def _vision_language(manifest: Manifest) -> type[VisionLanguageCases]:
+    return VisionLanguageCases if manifest.modalities["image"].merge is None else GridCases
 
 
 class Cases(CaseMaker):
@@ -32,7 +37,7 @@ class Cases(CaseMaker):
     def all(self, samples: tuple[Sample, ...], seeded: bool = True) -> Iterator[Case]:
         """Yield seeded cases at three sizes, then the cases of real samples."""
         if self.manifest.kind == "vision-language":
-            yield from VisionLanguageCases(self.manifest, self.reference).all(samples, seeded)
+            yield from _vision_language(self.manifest)(self.manifest, self.reference).all(samples, seeded)
         elif self.manifest.kind == "audio-language":
             yield from AudioLanguageCases(self.manifest, self.reference).all(samples, seeded)
         elif self.manifest.kind == "dual-encoder":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mcpc.core.runner import Array, RunnerFactory
+from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.inference import AudioLanguage, DualEncoder, Seq2Seq, VisionLanguage
 from mcpc.inference.greedy import require_generation
 from mcpc.package import Manifest
@@ -26,9 +26,7 @@ class PackageChain:
             model = DualEncoder(self._manifest, self._runners)
             return model.scores(model.encode_images(feeds), model.encode_texts(feeds))
         if self._manifest.kind == "vision-language":
-            return VisionLanguage(self._manifest, self._runners).prefill(feeds["input_ids"], feeds.get("pixel_values"))[
-                1
-            ]
+            return VisionLanguage(self._manifest, self._runners).prefill(feeds["input_ids"], self._images(sample))[1]
         if self._manifest.kind == "audio-language":
             return AudioLanguage(self._manifest, self._runners).prefill(feeds["input_ids"], feeds)[1]
         seq2seq = Seq2Seq(self._manifest, self._runners)
@@ -45,7 +43,7 @@ class PackageChain:
         if self._manifest.kind == "vision-language":
             model = VisionLanguage(self._manifest, self._runners)
             ids = [int(token) for token in np.asarray(feeds["input_ids"])[0]]
-            steps = model.greedy(ids, feeds.get("pixel_values"), max_new_tokens=new_tokens, stop_at_eos=False)
+            steps = model.greedy(ids, self._images(sample), max_new_tokens=new_tokens, stop_at_eos=False)
         elif self._manifest.kind == "audio-language":
             ids = [int(token) for token in np.asarray(feeds["input_ids"])[0]]
             sound = AudioLanguage(self._manifest, self._runners)
@@ -55,6 +53,11 @@ class PackageChain:
             first = {name: value[:1] for name, value in feeds.items()}
             steps = seq2seq.greedy(first, max_new_tokens=new_tokens, stop_at_eos=False)
         return [step.token for step in steps]
+
+    def _images(self, sample: Sample) -> Feeds | None:
+        """Return what a sample has of images, None for a request without."""
+        names = self._manifest.modalities["image"].inputs
+        return {name: sample.feeds[name] for name in names if name in sample.feeds} or None
 
     def _start(self) -> tuple[int, ...]:
         return require_generation(self._manifest).decoder_start_ids

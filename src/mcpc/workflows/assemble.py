@@ -170,7 +170,8 @@ def _modalities(facts: Facts) -> dict[str, manifest.Modality]:
             "max_bytes": plan.max_bytes,
             "max_pixels": plan.max_pixels,
             "sizes": plan.sizes,
-            "rows_per_item": _rows(facts, name),
+            "merge": None if plan.merge is None else evaluate(plan.merge, facts.config, "merge"),
+            "rows_per_item": None if plan.merge is not None else _rows(facts, name),
         }
         if name == "text":
             fields |= {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mcpc.export.families import audio_language, dual_encoder, seq2seq, vision_language
+from mcpc.export.families import audio_language, dual_encoder, packed_vision, seq2seq, vision_language
 from mcpc.export.wrapper import Wrapper
 
 FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
@@ -17,6 +17,9 @@ FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
     "moonshine-encoder": seq2seq.MoonshineEncoder,
     "seq2seq-encoder": seq2seq.Seq2SeqEncoder,
     "seq2seq-decoder": seq2seq.Seq2SeqDecoder,
+    "packed-images": packed_vision.PackedImages,
+    "glm-images": packed_vision.GlmImages,
+    "deepstack-decoder": packed_vision.DeepstackDecoder,
     "fun-asr-nano": audio_language.FunAsrNano,
     "glm-asr": audio_language.GlmAsr,
     "granite-speech": audio_language.GraniteSpeech,
