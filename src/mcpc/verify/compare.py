@@ -11,6 +11,8 @@ from mcpc.errors import VerificationError
 
 #: Share of channels (largest mean magnitude first) left out of the outlier-excluded cosine.
 OUTLIER_FRACTION = 0.01
+#: Elements that are widened to float64 at a time: logits of a long prompt are large.
+_PIECE_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -82,24 +84,57 @@ def compare(actual: Array, expected: Array) -> Difference:
     for name, array in (("actual", actual), ("expected", expected)):
         if not np.isfinite(array).all():
             raise VerificationError(f"the {name} output holds non-finite values")
-    a, b = actual.astype(np.float64), expected.astype(np.float64)
-    if b.size > 1 and np.ptp(b) == 0.0:
-        raise VerificationError("the reference output is constant: it cannot show a fault", got=f"all {b.flat[0]:g}")
-    max_abs = float(np.abs(a - b).max())
-    scale = float(np.abs(b).max())
-    a2, b2 = (
-        np.atleast_2d(a).reshape(-1, a.shape[-1] if a.ndim else 1),
-        np.atleast_2d(b).reshape(-1, b.shape[-1] if b.ndim else 1),
-    )
-    per_channel = _channel_cosines(a2, b2)
-    kept = _without_outliers(b2)
+    if expected.size > 1 and expected.min() == expected.max():
+        constant = expected.flat[0]
+        raise VerificationError("the reference output is constant: it cannot show a fault", got=f"all {constant:g}")
+    channels = expected.shape[-1] if expected.ndim else 1
+    sums = _Sums(channels)
+    a, b = actual.reshape(-1, channels), expected.reshape(-1, channels)
+    rows = max(1, _PIECE_ELEMENTS // channels)
+    for start in range(0, len(b), rows):
+        sums.add(a[start : start + rows].astype(np.float64), b[start : start + rows].astype(np.float64))
+    per_channel = sums.channel_cosines() if len(b) > 1 else np.empty(0)
+    kept = _without_outliers(sums.magnitudes / len(b))
     return Difference(
-        max_abs,
-        max_abs / scale,
-        cosine(a, b),
+        sums.max_abs,
+        sums.max_abs / sums.scale,
+        sums.cosine(np.ones(channels, bool)),
         float(per_channel.min()) if per_channel.size else 1.0,
-        cosine(a2[:, kept], b2[:, kept]) if kept.any() else 1.0,
+        sums.cosine(kept) if kept.any() else 1.0,
     )
+
+
+class _Sums:
+    """What a comparison needs to know of two arrays [rows, channels], gathered a piece at a time in float64."""
+
+    def __init__(self, channels: int) -> None:
+        self.max_abs = 0.0
+        self.scale = 0.0
+        self.magnitudes = np.zeros(channels)
+        self._dots, self._actual, self._expected = np.zeros(channels), np.zeros(channels), np.zeros(channels)
+
+    def add(self, actual: Array, expected: Array) -> None:
+        """Count rows in."""
+        self.max_abs = max(self.max_abs, float(np.abs(actual - expected).max()))
+        magnitude = np.abs(expected)
+        self.scale = max(self.scale, float(magnitude.max()))
+        self.magnitudes += magnitude.sum(axis=0)
+        self._dots += (actual * expected).sum(axis=0)
+        self._actual += (actual * actual).sum(axis=0)
+        self._expected += (expected * expected).sum(axis=0)
+
+    def cosine(self, channels: Array) -> float:
+        """Return the cosine over some channels; 1.0 when both are zero there, 0.0 when one is."""
+        actual, expected = float(self._actual[channels].sum()), float(self._expected[channels].sum())
+        if actual == 0.0 or expected == 0.0:
+            return 1.0 if actual == expected else 0.0
+        return float(np.clip(self._dots[channels].sum() / (actual**0.5 * expected**0.5), -1.0, 1.0))
+
+    def channel_cosines(self) -> Array:
+        """Return the cosine of each channel; channels that are zero in `expected` are left out."""
+        alive = self._expected > 0.0
+        norms = np.sqrt(self._actual[alive]) * np.sqrt(self._expected[alive])
+        return np.asarray(np.divide(self._dots[alive], norms, out=np.zeros_like(norms), where=norms > 0.0))
 
 
 def compare_whole_numbers(actual: Array, expected: Array) -> Difference:
@@ -116,22 +151,8 @@ def compare_whole_numbers(actual: Array, expected: Array) -> Difference:
     return Difference(0.0, 0.0, 1.0, 1.0, 1.0)
 
 
-def _channel_cosines(actual: Array, expected: Array) -> Array:
-    """Cosine of each channel over all rows [rows, channels]; channels that are zero in `expected` are left out.
-
-    One row gives no direction to compare within a channel, so the result is empty then.
-    """
-    if expected.shape[0] < 2:
-        return np.empty(0)
-    norms = np.linalg.norm(actual, axis=0) * np.linalg.norm(expected, axis=0)
-    alive = np.linalg.norm(expected, axis=0) > 0.0
-    dots = (actual * expected).sum(axis=0)[alive]
-    return np.asarray(np.divide(dots, norms[alive], out=np.zeros_like(dots), where=norms[alive] > 0.0))
-
-
-def _without_outliers(expected: Array) -> Array:
+def _without_outliers(magnitude: Array) -> Array:
     """Mask of the channels that stay when those of largest mean magnitude are left out."""
-    magnitude = np.abs(expected).mean(axis=0)
     drop = max(1, round(OUTLIER_FRACTION * magnitude.size)) if magnitude.size > 1 else 0
     kept = np.ones(magnitude.size, bool)
     kept[np.argsort(-magnitude, kind="stable")[:drop]] = False
