@@ -24,6 +24,7 @@ FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
     "glm-asr": audio_language.GlmAsr,
     "granite-speech": audio_language.GraniteSpeech,
     "moss": audio_language.Moss,
+    "omni-asr": audio_language.OmniAsr,
     "qwen2-audio": audio_language.Qwen2Audio,
     "qwen3-asr": audio_language.Qwen3Asr,
     "tiles": vision_language.Tiles,
