@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tiny import audio_language, dual_encoders, packed_vision, seq2seq, speech, vision_language
+from tiny import audio_language, dual_encoders, packed_vision, seq2seq, speech, tiled_vision, vision_language
 from tiny.build import Tiny
 
 #: (model type, architecture) -> how its tiny checkpoint is made.
@@ -14,5 +14,6 @@ CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
     **packed_vision.CHECKPOINTS,
     **seq2seq.CHECKPOINTS,
     **speech.CHECKPOINTS,
+    **tiled_vision.CHECKPOINTS,
     **vision_language.CHECKPOINTS,
 }

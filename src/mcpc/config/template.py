@@ -80,6 +80,13 @@ class PlaceholderPlan(Strict):
     token_id: str = Field(description="Dotted path in the config.")
 
 
+class HostPlan(Strict):
+    """A function of `processing/hosts.py` between processor and encoder."""
+
+    name: Literal["any-resolution", "image-patches"]
+    settings: dict[str, str | int] = Field(description="Name -> dotted path in the config, or a number.")
+
+
 class ModalityPlan(Strict):
     """Inputs and limits of one modality; limits are policy, so they stand here and not in code."""
 
@@ -87,6 +94,7 @@ class ModalityPlan(Strict):
     mime_types: tuple[str, ...] = ()
     max_bytes: int | None = None
     max_pixels: int | None = None
+    host: HostPlan | None = None
     batched: bool = Field(
         default=False, description="The model's forward takes the items of each prompt apart: [prompts, items, ...]."
     )

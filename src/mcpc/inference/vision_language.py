@@ -13,6 +13,7 @@ from mcpc.inference.greedy import Step, greedy, require_generation
 from mcpc.inference.grid import grid_positions
 from mcpc.inference.ids import check_ids
 from mcpc.package.manifest import Manifest
+from mcpc.processing.hosts import host_of
 
 #: `pixel_values`, or every input of the image encoder by name.
 Images = Array | Feeds
@@ -36,6 +37,7 @@ class VisionLanguage:
         self._decoder = manifest.by_role("decoder")
         self._rows = _row_shapes(manifest, self._embed)
         self._merge = manifest.modalities["image"].merge
+        self._host = host_of(manifest.modalities["image"])
         self._placeholder = manifest.binding.placeholders["image"].token_id if manifest.binding else None
 
     def image_features(self, images: Images) -> Array:
@@ -56,6 +58,7 @@ class VisionLanguage:
         if images is None:
             return {name: np.zeros((0, *shape), np.float32) for name, shape in self._rows.items()}
         feeds = images if isinstance(images, Mapping) else {"pixel_values": images}
+        feeds = feeds if self._host is None else self._host.inputs(feeds)
         outputs = self._open(self._encoder).run(feeds)
         return {name: outputs[name] for name in self._rows}
 

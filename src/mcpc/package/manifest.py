@@ -121,6 +121,16 @@ class AudioPreprocess(Strict):
     dither: float
 
 
+HostSettings = dict[str, int | str | tuple[tuple[int, int], ...] | None]
+
+
+class Host(Strict):
+    """What happens between the processor and the image encoder: a function of mcpc, with its settings."""
+
+    name: Literal["any-resolution", "image-patches"]
+    settings: HostSettings
+
+
 class Modality(Strict):
     """What one modality accepts and how it becomes graph inputs."""
 
@@ -133,6 +143,7 @@ class Modality(Strict):
     vocabulary: int | None = Field(default=None, description="Rows of the embedding table; larger ids are refused.")
     tokenizer: str | None = None
     preprocess: ImagePreprocess | AudioPreprocess | None = None
+    host: Host | None = Field(default=None, description="What the processor's output goes through before the encoder.")
     preprocess_refused: str | None = Field(default=None, description="Why the steps are not described; `run` refuses.")
     sizes: dict[str, tuple[int, ...]] = Field(
         default_factory=dict, description="Sizes of the inputs' dynamic dimensions that verification uses."

@@ -10,6 +10,7 @@ from mcpc.verify.audio_language_cases import AudioLanguageCases
 from mcpc.verify.case import Case, CaseMaker, Sample
 from mcpc.verify.dual_encoder_cases import DualEncoderCases
 from mcpc.verify.grid_cases import GridCases
+from mcpc.verify.host_cases import HostCases
 from mcpc.verify.seq2seq_cases import Seq2SeqCases
 from mcpc.verify.vision_language_cases import VisionLanguageCases
 
@@ -28,6 +29,8 @@ def seeded_samples(manifest: Manifest, reference: RunnerFactory) -> tuple[Sample
 
 
 def _vision_language(manifest: Manifest) -> type[VisionLanguageCases]:
+    if manifest.modalities["image"].host is not None:
+        return HostCases
     return VisionLanguageCases if manifest.modalities["image"].merge is None else GridCases
 
 

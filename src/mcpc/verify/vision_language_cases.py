@@ -8,7 +8,7 @@ import numpy as np
 
 from mcpc.core.runner import Array
 from mcpc.errors import BadInputError
-from mcpc.inference.cache import token_types
+from mcpc.inference.cache import declared, token_types
 from mcpc.verify.case import Case, CaseMaker, Sample
 from mcpc.verify.inputs import encoder_inputs
 
@@ -56,12 +56,15 @@ class VisionLanguageCases(CaseMaker):
             raise BadInputError("the package does not say where images go in the text", where="manifest.binding")
         return self.manifest.binding.placeholders["image"].token_id
 
+    def _pixels_of(self, sample: Sample) -> dict[str, Array]:
+        """Return the inputs of the vision encoder, {} for a request without images."""
+        return declared(self.manifest.component("vision_encoder"), sample.feeds)
+
     def _one_request(self, sample: Sample) -> Iterator[Case]:
         label, ids, mask = sample.label, sample.feeds["input_ids"], sample.feeds["attention_mask"]
         hidden = next(t for t in self.manifest.component("embed").inputs if t.name == "image_features").shape[-1]
         features = np.zeros((0, int(hidden)), np.float32)
-        names = {tensor.name for tensor in self.manifest.component("vision_encoder").inputs}
-        pixels = {name: array for name, array in sample.feeds.items() if name in names}
+        pixels = self._pixels_of(sample)
         if pixels:
             yield Case("vision_encoder", label, pixels)
             features = self.reference("vision_encoder").run(pixels)["image_features"]

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from mcpc.checkpoint import Checkpoint
 from mcpc.config.contract import Contract
 from mcpc.config.loader import load_yaml
+from mcpc.config.template import HostPlan
 from mcpc.core.tensors import nbytes
 from mcpc.errors import BadInputError, InternalError, UnsupportedError
 from mcpc.graph import describe
@@ -21,6 +22,7 @@ from mcpc.processing.configs import audio_preprocess_from_config, image_preproce
 from mcpc.processing.text import load_tokenizer
 from mcpc.resources import templates_dir
 from mcpc.storage.digests import canonical_json, fnv1a64
+from mcpc.templates.match import lookup
 from mcpc.templates.plan import CachePlan, ExportPlan, PlannedComponent, evaluate
 from mcpc.workflows.preflight import fixed_rows
 
@@ -170,8 +172,9 @@ def _modalities(facts: Facts) -> dict[str, manifest.Modality]:
             "max_bytes": plan.max_bytes,
             "max_pixels": plan.max_pixels,
             "sizes": plan.sizes,
+            "host": None if plan.host is None else _host(facts, plan.host),
             "merge": None if plan.merge is None else evaluate(plan.merge, facts.config, "merge"),
-            "rows_per_item": None if plan.merge is not None else _rows(facts, name),
+            "rows_per_item": None if plan.merge is not None or plan.host is not None else _rows(facts, name),
         }
         if name == "text":
             fields |= {
@@ -186,6 +189,16 @@ def _modalities(facts: Facts) -> dict[str, manifest.Modality]:
                 fields["preprocess_refused"] = str(error)
         result[name] = manifest.Modality(**fields)
     return result
+
+
+def _host(facts: Facts, plan: HostPlan) -> dict[str, Any]:
+    return {
+        "name": plan.name,
+        "settings": {
+            name: value if isinstance(value, int) else lookup(facts.config, value.removeprefix("config."))
+            for name, value in plan.settings.items()
+        },
+    }
 
 
 def _image(facts: Facts) -> dict[str, Any]:

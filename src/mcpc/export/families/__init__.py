@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mcpc.export.families import audio_language, dual_encoder, packed_vision, seq2seq, vision_language
+from mcpc.export.families import audio_language, dual_encoder, packed_vision, seq2seq, tiled_vision, vision_language
 from mcpc.export.wrapper import Wrapper
 
 FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
@@ -27,6 +27,8 @@ FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
     "omni-asr": audio_language.OmniAsr,
     "qwen2-audio": audio_language.Qwen2Audio,
     "qwen3-asr": audio_language.Qwen3Asr,
+    "any-resolution": tiled_vision.AnyResolution,
+    "pixtral": tiled_vision.Pixtral,
     "tiles": vision_language.Tiles,
     "prefix-decoder": vision_language.PrefixDecoder,
     "language-model": vision_language.LanguageModel,

@@ -1,0 +1,83 @@
+"""Vision towers over tiles, whose rows a host function puts in order: it knows the sizes of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from mcpc.export.wrapper import Outputs, Wrapper
+
+
+class AnyResolution(Wrapper):
+    """LLaVA-NeXT's tower and projector; a feature row is a row of a tile, the end of a line, or a mean of four rows."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return [feature_rows, H] of pixels [tiles, 3, Y, X] and `row_index`."""
+        base: Any = self.model.model
+        rows = torch.cat([base.image_newline.unsqueeze(0), self._rows(base, tensors["pixel_values"]).flatten(0, 1)])
+        chosen = torch.nn.functional.embedding(tensors["row_index"], rows)
+        if "row_weights" not in tensors:
+            return (chosen,)
+        return ((chosen * tensors["row_weights"].unsqueeze(-1)).sum(1),)
+
+    def _rows(self, base: Any, pixels: torch.Tensor) -> torch.Tensor:
+        """Return [tiles, rows, H]. Source: transformers `LlavaNextModel.get_image_features`, up to the packing."""
+        layers = base.config.vision_feature_layer
+        states = base.vision_tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
+        chosen = states[layers] if isinstance(layers, int) else torch.cat([states[layer] for layer in layers], dim=-1)
+        if base.config.vision_feature_select_strategy == "default":
+            chosen = chosen[:, 1:]
+        rows: torch.Tensor = base.multi_modal_projector(chosen)
+        return rows
+
+
+class Pixtral(Wrapper):
+    """Pixtral's tower over the patches of all images; patches of one image see each other."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return [feature_rows, H] of `patches`. Source: transformers `PixtralVisionModel.forward`."""
+        base: Any = self.model.model
+        tower = base.get_encoder("image")
+        embeds = tower.ln_pre(tower.patch_conv(tensors["patches"]).flatten(1).unsqueeze(0))
+        rotary = tower.patch_positional_embedding(embeds, tensors["position_ids"])
+        image = tensors["image_index"]
+        apart = image.unsqueeze(1) != image.unsqueeze(0)
+        mask = torch.zeros(apart.shape, dtype=embeds.dtype).masked_fill(apart, torch.finfo(embeds.dtype).min)
+        states = [embeds]
+        with ExitStack() as stack:
+            for layer in tower.transformer.layers:
+                handle = layer.register_forward_hook(lambda module, args, output: states.append(_first(output)))
+                stack.callback(handle.remove)
+            tower.transformer(embeds, attention_mask=mask[None, None], position_embeddings=rotary)
+        layers = getattr(base.config, "vision_feature_layer", -1)
+        chosen = states[layers] if isinstance(layers, int) else torch.cat([states[layer] for layer in layers], dim=-1)
+        return (self._projected(base, chosen[0], tensors["merge_index"]),)
+
+    def _projected(self, base: Any, rows: torch.Tensor, merge_index: torch.Tensor) -> torch.Tensor:
+        projector = getattr(base, "multi_modal_projector", None) or base.vision_projection
+        merger = getattr(projector, "patch_merger", None)
+        if merger is None:
+            plain: torch.Tensor = projector(rows)
+            return plain
+
+        def merge(features: torch.Tensor, sizes: object) -> torch.Tensor:
+            # The square of a feature row lies innermost, as `unfold` puts it.
+            squares = torch.nn.functional.embedding(merge_index, features).transpose(1, 2).flatten(1)
+            merged: torch.Tensor = merger.merging_layer(squares)
+            return merged
+
+        merger.forward = merge
+        try:
+            result: torch.Tensor = projector(rows, None)
+        finally:
+            del merger.forward
+        return result
+
+
+def _first(output: Any) -> torch.Tensor:
+    """Return a layer's hidden states, whether it returns them alone or first."""
+    found: torch.Tensor = output if isinstance(output, torch.Tensor) else output[0]
+    return found
