@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tiny import audio_language, dual_encoders, packed_vision, seq2seq, speech, tiled_vision, vision_language
+from tiny import audio_language, dual_encoders, experts, packed_vision, seq2seq, speech, tiled_vision, vision_language
 from tiny.build import Tiny
 
 #: (model type, architecture) -> how its tiny checkpoint is made.
 CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
     **audio_language.CHECKPOINTS,
     **dual_encoders.CHECKPOINTS,
+    **experts.CHECKPOINTS,
     **packed_vision.CHECKPOINTS,
     **seq2seq.CHECKPOINTS,
     **speech.CHECKPOINTS,

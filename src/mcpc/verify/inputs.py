@@ -13,8 +13,9 @@ from mcpc.package.manifest import Component
 def encoder_inputs(random: np.random.Generator, component: Component, sizes: Mapping[str, int]) -> dict[str, Array]:
     """Return the inputs of a component at the given sizes of its dynamic dimensions.
 
-    Floats are standard normal. A mask [items, n] hides the end of every second item. `spatial_shapes` [items, 2] are
-    rows and columns of patches, and `pixel_attention_mask` [items, patches] shows exactly those.
+    Floats are standard normal. A mask [items, n] hides the end of every second item, `pixel_mask` [items, Y, X] the
+    bottom of every second image, from the first. `spatial_shapes` [items, 2] are rows and columns of patches, and
+    `pixel_attention_mask` [items, patches] shows exactly those.
     """
     specs = {tensor.name: tensor.spec() for tensor in component.inputs}
     feeds: dict[str, Array] = {}
@@ -26,6 +27,8 @@ def encoder_inputs(random: np.random.Generator, component: Component, sizes: Map
             feeds[name] = np.ones(shape, spec.dtype)
             if len(shape) == 2 and name.endswith("attention_mask"):
                 feeds[name][1::2, shape[1] - shape[1] // 4 :] = 0
+            if name == "pixel_mask":
+                feeds[name][::2, shape[1] - shape[1] // 3 :] = 0
     if "flattened_patches" in feeds:
         patches = feeds["flattened_patches"]
         # The first two values of a patch are its row and column, from 1; 0 is padding.
