@@ -67,10 +67,19 @@ def _glm(kind: type[hf.PretrainedConfig]) -> Callable[[], Tiny]:
     return make
 
 
+def paddleocr_vl() -> Tiny:
+    """PaddleOCR-VL: the projector joins patches, learned positions of any size."""
+    vision = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4,
+              "image_size": 35, "patch_size": 7, "spatial_merge_size": 2}  # fmt: skip
+    config = hf.PaddleOCRVLConfig(text_config=_text(head_dim=8), vision_config=vision, **TOKENS)
+    return Tiny(config, PLACEHOLDER, processor("PaddleOCRVLImageProcessor"), GENERATION)
+
+
 CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
     ("glm46v", "Glm46VForConditionalGeneration"): _glm(hf.Glm46VConfig),
     ("glm4v", "Glm4vForConditionalGeneration"): _glm(hf.Glm4vConfig),
     ("glm_ocr", "GlmOcrForConditionalGeneration"): _glm(hf.GlmOcrConfig),
+    ("paddleocr_vl", "PaddleOCRVLForConditionalGeneration"): paddleocr_vl,
     ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"): qwen2_5_vl,
     ("qwen2_vl", "Qwen2VLForConditionalGeneration"): qwen2_vl,
     ("qwen3_vl", "Qwen3VLForConditionalGeneration"): qwen3_vl,

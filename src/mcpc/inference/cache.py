@@ -20,6 +20,11 @@ def positions(attention_mask: Array, first: int = 0) -> Array:
     return result
 
 
+def three_axes(decoder: Component) -> bool:
+    """Return True for a decoder with positions of time, row and column."""
+    return any(tensor.name == "position_ids" and len(tensor.shape) == 3 for tensor in decoder.inputs)
+
+
 def grid_text_positions(attention_mask: Array, steps: int, shift: Array) -> Array:
     """Return position ids [3, batch, steps] of text at the end of a mask [batch, total].
 

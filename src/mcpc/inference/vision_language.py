@@ -8,7 +8,7 @@ import numpy as np
 
 from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.errors import BadInputError
-from mcpc.inference.cache import CachedDecoder, require_cache, token_types
+from mcpc.inference.cache import CachedDecoder, require_cache, three_axes, token_types
 from mcpc.inference.greedy import Step, greedy, require_generation
 from mcpc.inference.grid import grid_positions
 from mcpc.inference.ids import check_ids
@@ -36,7 +36,7 @@ class VisionLanguage:
         self._embed = manifest.by_role("embedding").name
         self._decoder = manifest.by_role("decoder")
         self._rows = _row_shapes(manifest, self._embed)
-        self._merge = manifest.modalities["image"].merge
+        self._merge = manifest.modalities["image"].merge if three_axes(self._decoder) else None
         self._host = host_of(manifest.modalities["image"])
         self._placeholder = manifest.binding.placeholders["image"].token_id if manifest.binding else None
 

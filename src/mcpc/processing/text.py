@@ -52,6 +52,7 @@ class TextProcessor:
 
         Raises:
             BadInputError: The placeholders do not match the images, an id has no embedding row, or it is too long.
+            UnsupportedError: The package cannot read image files.
         """
         ids = self._encode(self._formatted(prompt, images))
         image = self._binding.placeholders.get("image")
@@ -67,7 +68,7 @@ class TextProcessor:
                     if self._binding.prompt
                     else f"write {image.token} once for each image",
                 )
-            rows = self._rows_per_image()
+            rows = self._rows_per_image() if images else 0
             ids = [token for token in ids for _ in range(rows if token == image.token_id else 1)]
         self._check(ids, "--prompt")
         return ids
@@ -84,7 +85,10 @@ class TextProcessor:
         return form.replace("{text}", prompt)
 
     def _rows_per_image(self) -> int:
-        rows = self._modalities["image"].rows_per_item
+        image = self._modalities["image"]
+        rows = image.rows_per_item
+        if rows is None and image.preprocess_refused:
+            raise UnsupportedError(image.preprocess_refused, where="manifest.modalities.image.preprocess")
         if rows is None:
             raise BadInputError("the rows of an image are not known", where="manifest.modalities.image.rows_per_item")
         return rows

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from mcpc.core.runner import Array, Feeds
-from mcpc.inference.cache import grid_text_positions
+from mcpc.inference.cache import grid_text_positions, three_axes
 from mcpc.inference.grid import grid_positions
 from mcpc.verify.case import Case, Sample
 from mcpc.verify.vision_language_cases import VisionLanguageCases
@@ -52,7 +52,8 @@ class GridCases(VisionLanguageCases):
         mask = np.ones_like(ids)
         mask[0, :pad] = 0
         feeds = {"input_ids": ids, "attention_mask": mask}
-        feeds["mm_token_type_ids"] = (ids == self._placeholder()).astype(np.int64)
+        if three_axes(self.manifest.by_role("decoder")):
+            feeds["mm_token_type_ids"] = (ids == self._placeholder()).astype(np.int64)
         if sizes:
             feeds |= self._pixels(np.array([[1, h * self._merge, w * self._merge] for h, w in sizes], np.int64))
         shown = ", ".join(f"{height}x{width}" for height, width in sizes) or "none"
@@ -78,13 +79,12 @@ class GridCases(VisionLanguageCases):
             yield Case("embed", label, embed)
         follow_ids = self.ids(len(ids), 1 if len(ids) < 4 else 3)
         nothing: Feeds = {name: rows[:0] for name, rows in features.items()}
-        grids = sample.feeds.get("image_grid_thw", np.zeros((0, 3), np.int64))
-        places, shift = grid_positions(ids, mask, grids, self._placeholder(), self._merge)
-        steps = follow_ids.shape[1]
-        longer = np.concatenate([mask, np.ones((len(ids), steps), np.int64)], axis=1)
-        first = {**self.reference("embed").run(embed), "position_ids": places}
-        then = {
-            **self.reference("embed").run({"input_ids": follow_ids, **nothing}),
-            "position_ids": grid_text_positions(longer, steps, shift),
-        }
+        first = self.reference("embed").run(embed)
+        then = self.reference("embed").run({"input_ids": follow_ids, **nothing})
+        if three_axes(self.manifest.by_role("decoder")):
+            grids = sample.feeds.get("image_grid_thw", np.zeros((0, 3), np.int64))
+            first["position_ids"], shift = grid_positions(ids, mask, grids, self._placeholder(), self._merge)
+            steps = follow_ids.shape[1]
+            longer = np.concatenate([mask, np.ones((len(ids), steps), np.int64)], axis=1)
+            then["position_ids"] = grid_text_positions(longer, steps, shift)
         yield from self.decoder_cases(label, first, then, mask, {})

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AttentionInterface, vision_utils
+from transformers import AttentionInterface, AttentionMaskInterface, vision_utils
 
 from mcpc.export.wrapper import Outputs, Wrapper, flat_cache
 from mcpc.templates.plan import ExportPlan, PlannedComponent
@@ -88,7 +88,7 @@ class PackedImages(Wrapper):
         if getattr(tower, "window_size", None) is not None:
             known |= self._windows(patches, pixels.shape[0])
         if getattr(tower, "num_grid_per_side", None) is not None:
-            known |= self._interpolation(patches)
+            known |= _interpolation(tower, patches)
         with _bounds_as_mask(tower.config, self._forwards):
             output = tower(pixels, grid_thw=grid, return_dict=True, **known)
         return self._rows(output, output.pooler_output)
@@ -124,23 +124,6 @@ class PackedImages(Wrapper):
             "max_window_seqlen": 1,
         }
 
-    def _interpolation(self, patches: Patches) -> dict[str, Any]:
-        """Return from which learned positions each patch's is made, and the weights.
-
-        Source: transformers `get_vision_interpolation_indices_and_weights`.
-        """
-        tower = self._tower
-        side = tower.num_grid_per_side
-        mode = getattr(tower, "interpolation_mode", None) or "bilinear"
-        corners = getattr(tower, "interpolation_align_corners", None) is True
-        taps = vision_utils._interpolation_axis_taps_weights
-        rows, row_weights = taps(patches.row, patches.height, side, mode, corners, "border")
-        columns, column_weights = taps(patches.column, patches.width, side, mode, corners, "border")
-        return {
-            "interp_indices": (rows.unsqueeze(2) * side + columns.unsqueeze(1)).flatten(1),
-            "interp_weights": (row_weights.unsqueeze(2) * column_weights.unsqueeze(1)).flatten(1),
-        }
-
 
 class GlmImages(PackedImages):
     """GLM's tower, which finds the image of a patch, to sample its learned positions, by lengths."""
@@ -153,6 +136,29 @@ class GlmImages(PackedImages):
             return super().compute(tensors)
         finally:
             handle.remove()
+
+
+class PaddleImages(PackedImages):
+    """PaddleOCR-VL: the tower reads the patches of an image row by row, the projector joins those of a feature row."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return feature rows [feature_rows, H]. Source: PaddleOCRProjector.forward."""
+        tower, projector = self._tower, self.model.model.projector
+        pixels, grid = tensors["pixel_values"], tensors["image_grid_thw"]
+        count, merge = pixels.shape[0], self.model.config.vision_config.spatial_merge_size
+        by_row = locate(count, grid, 1)
+        known = {
+            "position_ids": torch.stack([by_row.row, by_row.column], dim=-1),
+            "cu_seqlens": _same(by_row.first),
+            "max_seqlen": 1,
+            **_interpolation(tower.vision_model.embeddings, by_row),
+        }
+        with _bounds_as_mask(tower.config, self._forwards):
+            hidden = tower(pixel_values=pixels.unsqueeze(0), grid_thw=grid, **known).last_hidden_state
+        by_block = locate(count, grid, merge)
+        order = by_block.first + by_block.row * by_block.width + by_block.column
+        joined = projector.pre_norm(hidden[order]).reshape(count // merge**2, -1)
+        return (projector.linear_2(projector.act(projector.linear_1(joined))),)
 
 
 class DeepstackDecoder(Wrapper):
@@ -174,6 +180,23 @@ class DeepstackDecoder(Wrapper):
         return (self.model.get_output_embeddings()(hidden), *flat_cache(cache))
 
 
+def _interpolation(module: Any, patches: Patches) -> dict[str, Any]:
+    """Return from which learned positions of a module each patch's is made, and the weights.
+
+    Source: transformers `get_vision_interpolation_indices_and_weights`.
+    """
+    side = module.num_grid_per_side
+    mode = getattr(module, "interpolation_mode", None) or "bilinear"
+    corners = getattr(module, "interpolation_align_corners", None) is True
+    taps = vision_utils._interpolation_axis_taps_weights
+    rows, row_weights = taps(patches.row, patches.height, side, mode, corners, "border")
+    columns, column_weights = taps(patches.column, patches.width, side, mode, corners, "border")
+    return {
+        "interp_indices": (rows.unsqueeze(2) * side + columns.unsqueeze(1)).flatten(1),
+        "interp_weights": (row_weights.unsqueeze(2) * column_weights.unsqueeze(1)).flatten(1),
+    }
+
+
 def _same(group: torch.Tensor) -> torch.Tensor:
     """Return the mask [patches, patches] of patches in one group; whole numbers, for some towers subtract bounds."""
     return (group.unsqueeze(1) == group.unsqueeze(0)).to(torch.int32)
@@ -191,11 +214,15 @@ def _masked_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend where the mask [patches, patches], given in the place of bounds, says so."""
     mask = cu_seq_lens_q.to(torch.bool)
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1:
+        key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     return output.transpose(1, 2), None
 
 
 AttentionInterface.register(_ATTENTION, _masked_attention)
+AttentionMaskInterface.register(_ATTENTION, lambda *_, **__: None)
 
 
 @contextmanager
