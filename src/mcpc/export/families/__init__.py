@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mcpc.export.families import audio_language, dual_encoder, packed_vision, seq2seq, tiled_vision, vision_language
+from mcpc.export.families import (
+    audio_language,
+    dual_encoder,
+    experts,
+    packed_vision,
+    seq2seq,
+    tiled_vision,
+    vision_language,
+)
 from mcpc.export.wrapper import Wrapper
 
 FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
@@ -17,6 +25,7 @@ FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
     "moonshine-encoder": seq2seq.MoonshineEncoder,
     "seq2seq-encoder": seq2seq.Seq2SeqEncoder,
     "seq2seq-decoder": seq2seq.Seq2SeqDecoder,
+    "aria-images": experts.AriaImages,
     "packed-images": packed_vision.PackedImages,
     "glm-images": packed_vision.GlmImages,
     "deepstack-decoder": packed_vision.DeepstackDecoder,
