@@ -39,7 +39,8 @@ def token_types(manifest: Manifest, input_ids: Array) -> Array:
     binding = manifest.binding
     if binding is None or binding.token_types != "image":
         return np.zeros_like(input_ids)
-    return (input_ids == binding.placeholders["image"].token_id).astype(np.int64)
+    types: Array = (input_ids == binding.placeholders["image"].token_id).astype(np.int64)
+    return types
 
 
 def generated_type(manifest: Manifest) -> int:

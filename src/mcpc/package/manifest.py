@@ -252,9 +252,9 @@ class Manifest(Strict):
     """`manifest.json`."""
 
     schema_version: Literal["2.1"] = SCHEMA_VERSION
-    kind: Literal[
-        "vision-language", "audio-language", "dual-encoder", "speech-seq2seq", "image-seq2seq", "onnx"
-    ] = Field(description="Which chain of components answers a request.")
+    kind: Literal["vision-language", "audio-language", "dual-encoder", "speech-seq2seq", "image-seq2seq", "onnx"] = (
+        Field(description="Which chain of components answers a request.")
+    )
     model: ModelInfo
     vision_encoder_ref: str | None = None
     opset: dict[str, int]
