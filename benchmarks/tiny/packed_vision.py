@@ -67,6 +67,16 @@ def _glm(kind: type[hf.PretrainedConfig]) -> Callable[[], Tiny]:
     return make
 
 
+def exaone4_5() -> Tiny:
+    """EXAONE 4.5: windows and grouped heads in the tower, positions of text in the language model."""
+    vision = {**VISION, "hidden_size": 32, "intermediate_size": 72, "out_hidden_size": 48, "window_size": 28,
+              "fullatt_block_indexes": [1], "num_key_value_heads": 2}  # fmt: skip
+    text = {**TEXT, "model_type": "exaone4", "num_hidden_layers": 4, "sliding_window": 6, "sliding_window_pattern": 2}
+    tokens = {"image_token_id": IMAGE, "video_token_id": 301}
+    config = hf.Exaone4_5_Config(text_config=text, vision_config=vision, **tokens)
+    return Tiny(config, PLACEHOLDER, processor("Qwen2VLImageProcessor"), GENERATION)
+
+
 def paddleocr_vl() -> Tiny:
     """PaddleOCR-VL: the projector joins patches, learned positions of any size."""
     vision = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -76,6 +86,7 @@ def paddleocr_vl() -> Tiny:
 
 
 CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
+    ("exaone4_5", "Exaone4_5_ForConditionalGeneration"): exaone4_5,
     ("glm46v", "Glm46VForConditionalGeneration"): _glm(hf.Glm46VConfig),
     ("glm4v", "Glm4vForConditionalGeneration"): _glm(hf.Glm4vConfig),
     ("glm_ocr", "GlmOcrForConditionalGeneration"): _glm(hf.GlmOcrConfig),
