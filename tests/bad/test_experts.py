@@ -16,7 +16,7 @@ from tiny.processors import clip_images
 from tiny_checkpoints import SINGLE
 
 from mcpc.core.progress import Silent
-from mcpc.errors import BadInputError, UsageError
+from mcpc.errors import BadInputError
 from mcpc.package import Package
 from mcpc.workflows.convert import convert
 
@@ -73,12 +73,6 @@ def test_an_expert_of_another_shape_is_refused(mixtral: Path, tmp_path: Path) ->
         convert(mixtral, tmp_path / "package", verify="none", progress=Silent())
     shapes = {problem.where: problem.got for problem in caught.value.problems}
     assert shapes[name] == str([tiny.TEXT["intermediate_size"], tiny.TEXT["hidden_size"] - 1])
-
-
-def test_made_weights_cannot_stay_in_the_checkpoint(mixtral: Path, tmp_path: Path) -> None:
-    """They are not there."""
-    with pytest.raises(UsageError, match="need another dtype or layout"):
-        convert(mixtral, tmp_path / "package", verify="none", weights="reference", progress=Silent())
 
 
 def test_experts_are_recorded_and_compared_with_streamed_weights(mixtral: Path, tmp_path: Path) -> None:

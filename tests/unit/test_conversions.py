@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,10 @@ from transformers.core_model_loading import (
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.checkpoint import made as arithmetic
-from mcpc.errors import BadInputError, UnsupportedError
+from mcpc.errors import BadInputError, UnsupportedError, UsageError
 from mcpc.export.conversions import Conversion
+from mcpc.graph.weights import refer_to_weights
+from mcpc.package import PackageWriter
 from mcpc.storage.safetensors import Plan, read_header, write_stream
 
 CONFIG: Any = SimpleNamespace(num_attention_heads=3)
@@ -203,3 +206,13 @@ def test_parts_of_different_width_are_not_joined(tmp_path: Path) -> None:
         conversion.add(name.removeprefix("m."), name)
     with pytest.raises(BadInputError, match="differ beside axis 0"):
         made_of(conversion, checkpoint(tmp_path, shapes))
+
+
+def test_made_tensors_cannot_stay_in_the_checkpoint(tmp_path: Path) -> None:
+    opened = checkpoint(tmp_path, {"m.qkv.w": (9, 4)})
+    conversion = Conversion(WeightConverter(["qkv.w"], ["q.w", "k.w", "v.w"], [Chunk(0)]), "m.q.w")
+    conversion.add("qkv.w", "m.qkv.w")
+    opened = replace(opened, made={item.name: item for item in made_of(conversion, opened)})
+    with pytest.raises(UsageError, match="need another dtype or layout") as caught:
+        refer_to_weights(opened, dict.fromkeys(opened.made, "float32"), PackageWriter(tmp_path / "package"))
+    assert len(caught.value.problems) == 3
