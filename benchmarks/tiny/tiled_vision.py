@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import transformers as hf
 
-from tiny.build import Tiny
+from tiny.build import PAD, Tiny
 from tiny.processors import images_of
 from tiny.vision_language import GENERATION, IMAGE, PLACEHOLDER, SIGLIP, TEXT, VISION, _text
 
@@ -68,7 +68,42 @@ def lighton_ocr() -> Tiny:
     return _tiny(config, "PixtralImageProcessor")
 
 
+GRANITE = {
+    "head_dim": None, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.4,
+    "attention_multiplier": 0.3,
+}  # fmt: skip
+
+
+def granite_docling() -> Tiny:
+    """Granite Docling: two taps of the tower, by the coarse route."""
+    vision = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4,
+              "image_size": 28, "patch_size": 7, "scale_factor": 2, "out_hidden_size": 48,
+              "deepstack_visual_indexes": [0, 2], "use_fine_route": True}  # fmt: skip
+    config = hf.GraniteDoclingConfig(
+        text_config=_text(hf.GraniteDoclingTextConfig, num_hidden_layers=4, **GRANITE), vision_config=vision,
+        image_token_id=IMAGE, pad_token_id=PAD,
+    )  # fmt: skip
+    return _tiny(config, "GraniteDoclingImageProcessor")
+
+
+def granite4_vision() -> Tiny:
+    """Granite 4 Vision: two taps of the tower and four spatial ones, into six layers."""
+    former = {"model_type": "blip_2_qformer", "num_hidden_layers": 1, "intermediate_size": 56,
+              "cross_attention_frequency": 1, "max_position_embeddings": 64,
+              "use_qformer_text_input": False}  # fmt: skip
+    config = hf.Granite4VisionConfig(
+        vision_config=hf.SiglipVisionConfig(**{**SIGLIP, "hidden_size": 64}), qformer_config=former,
+        text_config=_text(hf.Granite4VisionTextConfig, num_hidden_layers=6, **GRANITE), image_token_index=IMAGE,
+        image_grid_pinpoints=RESOLUTIONS, downsample_rate="1/2", deepstack_layer_map=[[1, 0], [-1, 5]],
+        spatial_vision_layer=-2, spatial_target_layers=[1, 2, 3, 4], vision_feature_select_strategy="full",
+        vision_feature_layer=-1,
+    )  # fmt: skip
+    return _tiny(config, "LlavaNextImageProcessor")
+
+
 CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
+    ("granite4_vision", "Granite4VisionForConditionalGeneration"): granite4_vision,
+    ("granite_docling", "GraniteDoclingForConditionalGeneration"): granite_docling,
     ("lighton_ocr", "LightOnOcrForConditionalGeneration"): lighton_ocr,
     ("llava_next", "LlavaNextForConditionalGeneration"): llava_next,
     ("llava_next_video", "LlavaNextVideoForConditionalGeneration"): llava_next_video,

@@ -207,11 +207,68 @@ def blip2() -> Tiny:
     return Tiny(config, PLACEHOLDER, images_of("BlipImageProcessor", 28), GENERATION)
 
 
+def chameleon() -> Tiny:
+    """Chameleon: 24 image words, of which a VQ-GAN makes 64 for an image."""
+    letters = str.maketrans("0123456789", "ABCDEFGHIJ")
+    words = {f"IMGIMG{str(number).translate(letters)}Z": 200 + number for number in range(24)}
+    vq = {"embed_dim": 8, "num_embeddings": 24, "latent_channels": 8, "resolution": 16, "base_channels": 32,
+          "channel_multiplier": [1, 2], "num_res_blocks": 1}  # fmt: skip
+    config = hf.ChameleonConfig(**TEXT, vq_config=vq, vocabulary_map={"<image>": IMAGE, **words})
+    return Tiny(config, PLACEHOLDER, images_of("ChameleonImageProcessor", 16), GENERATION)
+
+
+def video_llava() -> Tiny:
+    """Video-LLaVA, as it reads images."""
+    config = hf.VideoLlavaConfig(
+        vision_config=hf.CLIPVisionConfig(**VISION), text_config=_text(hf.LlamaConfig), image_token_index=IMAGE,
+        video_token_index=301, vision_feature_layer=-2,
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, images_of("VideoLlavaImageProcessor", 28), GENERATION)
+
+
+def deepseek_vl_hybrid() -> Tiny:
+    """DeepSeek-VL with two towers: SigLIP, and SAM's."""
+    large = hf.SamVisionConfig(
+        hidden_size=32, output_channels=24, num_hidden_layers=3, num_attention_heads=4, image_size=64, patch_size=8,
+        window_size=3, global_attn_indexes=[1], mlp_dim=56,
+    )  # fmt: skip
+    config = hf.DeepseekVLHybridConfig(
+        text_config=_text(hf.LlamaConfig), vision_config=hf.SiglipVisionConfig(**SIGLIP), high_res_vision_config=large,
+        image_token_id=IMAGE,
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, images_of("DeepseekVLHybridImageProcessor", 28), GENERATION)
+
+
+def ovis2() -> Tiny:
+    """Ovis 2: a visual vocabulary, five of whose rows surround an image."""
+    vision = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "image_size": 28, "patch_size": 7, "hidden_stride": 2, "vocab_size": 37,
+              "num_visual_indicator_tokens": 5}  # fmt: skip
+    config = hf.Ovis2Config(
+        vision_config=vision, text_config=_text(hf.Qwen2Config, head_dim=None), image_token_id=IMAGE,
+        visual_indicator_token_ids=[11, 12, 13, 14, 15], vocab_size=VOCABULARY, hidden_size=48,
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, images_of("Ovis2ImageProcessor", 28), GENERATION)
+
+
+def fuyu() -> Tiny:
+    """Fuyu: linear patches, Persimmon."""
+    text = {name: value for name, value in TEXT.items() if name not in ("num_key_value_heads", "head_dim")}
+    config = hf.FuyuConfig(
+        **text, image_size=28, patch_size=7, num_channels=3, text_config=hf.PersimmonConfig(**text),
+        image_token_id=IMAGE,
+    )  # fmt: skip
+    return Tiny(config, PLACEHOLDER, images_of("FuyuImageProcessor", 28), GENERATION)
+
+
 CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
     ("aya_vision", "AyaVisionForConditionalGeneration"): aya_vision,
     ("blip-2", "Blip2ForConditionalGeneration"): blip2,
+    ("chameleon", "ChameleonForConditionalGeneration"): chameleon,
     ("cohere2_vision", "Cohere2VisionForConditionalGeneration"): cohere2_vision,
     ("deepseek_vl", "DeepseekVLForConditionalGeneration"): deepseek_vl,
+    ("deepseek_vl_hybrid", "DeepseekVLHybridForConditionalGeneration"): deepseek_vl_hybrid,
+    ("fuyu", "FuyuForCausalLM"): fuyu,
     ("gemma3", "Gemma3ForConditionalGeneration"): gemma3,
     ("got_ocr2", "GotOcr2ForConditionalGeneration"): got_ocr2,
     ("idefics2", "Idefics2ForConditionalGeneration"): idefics2,
@@ -220,9 +277,11 @@ CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
     ("internvl", "InternVLForConditionalGeneration"): internvl,
     ("janus", "JanusForConditionalGeneration"): janus,
     ("llava", "LlavaForConditionalGeneration"): llava,
+    ("ovis2", "Ovis2ForConditionalGeneration"): ovis2,
     ("paligemma", "PaliGemmaForConditionalGeneration"): paligemma,
     ("pp_chart2table", "GotOcr2ForConditionalGeneration"): pp_chart2table,
     ("qianfan_ocr", "QianfanOCRForConditionalGeneration"): qianfan_ocr,
     ("smolvlm", "SmolVLMForConditionalGeneration"): smolvlm,
+    ("video_llava", "VideoLlavaForConditionalGeneration"): video_llava,
     ("vipllava", "VipLlavaForConditionalGeneration"): vipllava,
 }

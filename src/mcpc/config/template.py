@@ -83,7 +83,7 @@ class PlaceholderPlan(Strict):
 class HostPlan(Strict):
     """A function of `processing/hosts.py` between processor and encoder."""
 
-    name: Literal["any-resolution", "image-patches"]
+    name: Literal["any-resolution", "batched-tiles", "image-patches"]
     settings: dict[str, str | int] = Field(description="Name -> dotted path in the config, or a number.")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Protocol
 
 import numpy as np
@@ -196,6 +197,25 @@ class ImagePatches:
         return [(int(height) // self.patch, int(width) // self.patch) for height, width in feeds["image_sizes"]]
 
 
+@dataclass(frozen=True)
+class BatchedTiles:
+    """Tiles that the processor keeps apart by prompt, filled up with empty ones.
+
+    Attributes:
+        side: Feature rows along each side of a tile.
+    """
+
+    side: int
+
+    def inputs(self, feeds: Feeds) -> dict[str, Array]:
+        """Return the tiles [tiles, 3, Y, X] of `pixel_values` [prompts, tiles, 3, Y, X] that the mask shows."""
+        return {"pixel_values": feeds["pixel_values"][feeds["pixel_attention_mask"].astype(bool)]}
+
+    def rows(self, feeds: Feeds) -> list[int]:
+        """Return the feature rows of each tile."""
+        return [self.side**2] * int(feeds["pixel_attention_mask"].sum())
+
+
 def any_resolution(settings: HostSettings) -> Host:
     """Return the layout of LLaVA-NeXT and its kin."""
     aspect = str(settings.get("aspect_ratio") or "")
@@ -203,13 +223,18 @@ def any_resolution(settings: HostSettings) -> Host:
     pinpoints = settings["resolutions"]
     if not isinstance(pinpoints, tuple) or not isinstance(settings["tile"], int):
         raise BadInputError("malformed settings of a host function", where="manifest.modalities.image.host")
-    side = settings["tile"] // _integer(settings, "patch")
+    side = int(settings["tile"] // _integer(settings, "patch") * Fraction(str(settings.get("downsample") or 1)))
     return AnyResolution([(height, width) for height, width in pinpoints], settings["tile"], side, limit)
 
 
 def image_patches(settings: HostSettings) -> Host:
     """Return the layout of Pixtral and its kin."""
     return ImagePatches(_integer(settings, "patch"), _integer(settings, "merge"))
+
+
+def batched_tiles(settings: HostSettings) -> Host:
+    """Return the layout of processors that fill up tiles."""
+    return BatchedTiles(_integer(settings, "tile") // _integer(settings, "patch") // _integer(settings, "scale"))
 
 
 def _integer(settings: HostSettings, name: str) -> int:
@@ -224,6 +249,7 @@ def _integer(settings: HostSettings, name: str) -> int:
 
 _HOSTS: Mapping[str, Callable[[HostSettings], Host]] = {
     "any-resolution": any_resolution,
+    "batched-tiles": batched_tiles,
     "image-patches": image_patches,
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 from mcpc.core.runner import Array
 from mcpc.errors import InternalError
 from mcpc.inference.cache import token_types
-from mcpc.processing.hosts import AnyResolution, Host, ImagePatches, host_of
+from mcpc.processing.hosts import AnyResolution, BatchedTiles, Host, ImagePatches, host_of
 from mcpc.verify.case import Case, Sample
 from mcpc.verify.vision_language_cases import VisionLanguageCases
 
@@ -86,4 +86,8 @@ class HostCases(VisionLanguageCases):
             tall, wide = (max(size[axis] for size in sizes) for axis in (0, 1))
             pixels = self.random.standard_normal((count, self._channels, tall, wide)).astype(np.float32)
             return {"pixel_values": pixels, "image_sizes": np.array(sizes, np.int64)}
+        if isinstance(host, BatchedTiles):
+            pixels = self.normal("vision_encoder", "pixel_values", tiles=count + 1)[None]
+            shown = np.arange(count + 1)[None] < count
+            return {"pixel_values": pixels * shown[..., None, None, None], "pixel_attention_mask": shown}
         raise InternalError("no images can be drawn for a host function", where=type(host).__name__)

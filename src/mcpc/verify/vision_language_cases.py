@@ -62,16 +62,18 @@ class VisionLanguageCases(CaseMaker):
 
     def _one_request(self, sample: Sample) -> Iterator[Case]:
         label, ids, mask = sample.label, sample.feeds["input_ids"], sample.feeds["attention_mask"]
-        hidden = next(t for t in self.manifest.component("embed").inputs if t.name == "image_features").shape[-1]
-        features = np.zeros((0, int(hidden)), np.float32)
+        specs = [tensor.spec() for tensor in self.manifest.component("embed").inputs if tensor.name != "input_ids"]
+        features = {spec.name: np.zeros(spec.concrete({"feature_rows": 0}), np.float32) for spec in specs}
         pixels = self._pixels_of(sample)
         if pixels:
             yield Case("vision_encoder", label, pixels)
-            features = self.reference("vision_encoder").run(pixels)["image_features"]
-        embed = {"input_ids": ids, "image_features": features}
-        yield Case("embed", label, embed)
-        prefill = self.reference("embed").run(embed)["inputs_embeds"]
+            outputs = self.reference("vision_encoder").run(pixels)
+            features = {name: outputs[name] for name in features}
+        embed = {"input_ids": ids, **features}
+        if pixels or len(features) == 1:  # without images, further rows are nothing but zeros
+            yield Case("embed", label, embed)
         follow_ids = self.ids(len(ids), 1 if len(ids) < 4 else 3)
-        follow = self.reference("embed").run({"input_ids": follow_ids, "image_features": features[:0]})["inputs_embeds"]
-        types = token_types(self.manifest, ids)
-        yield from self.decoder_cases(label, {"inputs_embeds": prefill}, {"inputs_embeds": follow}, mask, {}, types)
+        nothing = {name: rows[:0] for name, rows in features.items()}
+        first = self.reference("embed").run(embed)
+        then = self.reference("embed").run({"input_ids": follow_ids, **nothing})
+        yield from self.decoder_cases(label, first, then, mask, {}, token_types(self.manifest, ids))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from mcpc.export.families import (
     audio_language,
+    deepstack,
     dual_encoder,
     experts,
     packed_vision,
@@ -37,8 +38,14 @@ FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
     "omni-asr": audio_language.OmniAsr,
     "qwen2-audio": audio_language.Qwen2Audio,
     "qwen3-asr": audio_language.Qwen3Asr,
-    "any-resolution": tiled_vision.AnyResolution,
+    "chameleon-images": tiled_vision.ChameleonImages,
+    "docling-images": deepstack.DoclingImages,
+    "granite-embed": deepstack.GraniteEmbed,
+    "granite-images": deepstack.GraniteImages,
+    "tapped-decoder": deepstack.TappedDecoder,
+    "ovis2-embed": tiled_vision.Ovis2Embed,
     "pixtral": tiled_vision.Pixtral,
+    "any-resolution": tiled_vision.AnyResolution,
     "tiles": vision_language.Tiles,
     "prefix-decoder": vision_language.PrefixDecoder,
     "language-model": vision_language.LanguageModel,

@@ -7,8 +7,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import transformers
 
-from mcpc.export.wrapper import Outputs, Wrapper
+from mcpc.export.embedding import VisionEmbed
+from mcpc.export.wrapper import Outputs, Wrapper, tensor_of
+from mcpc.templates.plan import ExportPlan, PlannedComponent
 
 
 class AnyResolution(Wrapper):
@@ -81,3 +84,40 @@ def _first(output: Any) -> torch.Tensor:
     """Return a layer's hidden states, whether it returns them alone or first."""
     found: torch.Tensor = output if isinstance(output, torch.Tensor) else output[0]
     return found
+
+
+class ChameleonImages(Wrapper):
+    """Chameleon's images as words of the vocabulary."""
+
+    def __init__(self, model: transformers.PreTrainedModel, component: PlannedComponent, plan: ExportPlan) -> None:
+        super().__init__(model, component, plan)
+        words: torch.Tensor = model.model.vocabulary_mapping.img2bpe_mapping_tensor
+        self._words = words.to(torch.int64)
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return [feature_rows, H]. Source: transformers `ChameleonModel.get_image_features`."""
+        base: Any = self.model.model
+        numbers = base.vqmodel.encode(tensors["pixel_values"], return_dict=True).image_tokens
+        return (base.get_input_embeddings()(self._words[numbers.reshape(-1)]),)
+
+
+class Ovis2Embed(VisionEmbed):
+    """Ovis 2's embedding: beside an image, the tokens that surround it come from the visual vocabulary."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return [batch, sequence, hidden]."""
+        return (self._indicated(tensors, *super().compute(tensors)),)
+
+    def eager(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return the same as transformers merges it."""
+        return (self._indicated(tensors, *super().eager(tensors)),)
+
+    def _indicated(self, tensors: Mapping[str, torch.Tensor], embeds: torch.Tensor) -> torch.Tensor:
+        base: Any = self.model.model
+        has_image = torch.ones_like(tensors["image_features"][:, :1]).sum() > 0
+        ids = list(base.visual_indicator_token_ids)
+        table = tensor_of(base.visual_embeddings_table, "weight")[-base.vision_tower.num_visual_indicator_tokens :]
+        for number, token in enumerate(ids):
+            chosen = ((tensors["input_ids"] == token) & has_image).unsqueeze(-1)
+            embeds = torch.where(chosen, table[number], embeds)
+        return embeds
