@@ -23,7 +23,8 @@ from mcpc.export.skeleton import TORCH_DTYPES
 from mcpc.export.wrapper import Wrapper
 from mcpc.graph.dims import rename_dimensions
 from mcpc.graph.hide import hidden_initializers
-from mcpc.graph.stack import expand_layers, expandable
+from mcpc.graph.segments import has_subgraphs
+from mcpc.graph.stack import expand_layers
 from mcpc.templates.plan import ExportPlan, PlannedComponent
 
 OPSET = 21
@@ -121,7 +122,7 @@ def _trace(
     with hidden_initializers(graph_model, lambda name: names.get(name) in weight_names):
         program.optimize()
     apply_onnx_ir_fixes(program)
-    if found.later and not expandable(graph_model):
+    if found.later and has_subgraphs(graph_model):
         raise RuntimeError("a node holds a subgraph")
     _rename_initializers(graph_model, names)
     _name_io(graph_model, component, inputs, outputs)

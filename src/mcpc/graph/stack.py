@@ -71,12 +71,6 @@ def expand_layers(model: ir.Model) -> int:
     return len(stubs)
 
 
-def expandable(model: ir.Model) -> bool:
-    """Return False when a node holds a subgraph: such layers are traced one by one."""
-    kinds = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-    return all(attr.type not in kinds for node in model.graph for attr in node.attributes.values())
-
-
 def _integer(node: ir.Node, name: str) -> int:
     return node.attributes[name].as_int()
 
