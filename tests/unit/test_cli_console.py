@@ -127,6 +127,25 @@ def test_interrupted_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "error: interrupted\n"
 
 
+EXEC_MODULE = """
+import os, signal
+from mcpc.cli.console import execute
+
+def work(progress):
+    exec("os.kill(os.getpid(), signal.SIGINT); signal.pause()")
+
+execute("test", work, lambda console, report: None, False)
+"""
+
+
+def test_interrupted_within_exec_of_a_module_is_130(tmp_path: Path) -> None:
+    """Only `python -m` lets Python's own idea of an interrupt win over the exit code."""
+    (tmp_path / "interrupted.py").write_text(EXEC_MODULE)
+    command = [sys.executable, "-m", "interrupted"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (130, "error: interrupted\n")
+
+
 STAGING_SCRIPT = """
 import sys, time
 from pathlib import Path

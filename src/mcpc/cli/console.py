@@ -43,8 +43,19 @@ _EXTRAS = {
 }
 
 
+class Interrupted(KeyboardInterrupt):
+    """SIGINT. A class of its own, since Python lets a plain KeyboardInterrupt that passed through `exec` (a
+    dataclass being made is enough) override the exit code, although it was caught later."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM: unwinds like Ctrl-C, so that staging folders are removed."""
+
+
+_SIGNALS: dict[signal.Signals, type[KeyboardInterrupt]] = {
+    signal.SIGINT: Interrupted,
+    signal.SIGTERM: Terminated,
+}
 
 
 def execute(command: str, work: Work, render: Render, json_output: bool) -> None:
@@ -61,7 +72,7 @@ def execute(command: str, work: Work, render: Render, json_output: bool) -> None
     """
     display = make_display()
     with reporting_failures(command, json_output, display):
-        with _terminable():
+        with _interruptible():
             report = work(display)
         display.close()
         with _reader_may_leave():
@@ -172,17 +183,19 @@ def _fail(
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Make SIGTERM unwind the block like Ctrl-C."""
+def _interruptible() -> Iterator[None]:
+    """Make SIGINT and SIGTERM unwind the block; a signal that the parent had us ignore stays ignored."""
 
-    def terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-        raise Terminated
+    def unwind(number: int, _frame: FrameType | None) -> NoReturn:
+        raise _SIGNALS[signal.Signals(number)]
 
-    previous = signal.signal(signal.SIGTERM, terminate)
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, unwind) for number in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
