@@ -62,6 +62,9 @@ def convert(
     strip_prefix: Annotated[
         str, typer.Option(help="Leading part of every tensor's name that the model does not know, such as module.")
     ] = "",
+    template: Annotated[
+        Path | None, typer.Option(help="Use this template file instead of a shipped one; see `mcpc templates derive`.")
+    ] = None,
     force: Force = False,
     dry_run: DryRun = False,
     json_output: Json = False,
@@ -81,6 +84,7 @@ def convert(
             force=force,
             dry_run=dry_run,
             strip_prefix=strip_prefix,
+            template_file=template,
             progress=progress,
         )
 

@@ -30,6 +30,9 @@ class ConvertStage(Strict):
 
     dtype: Literal["keep", "float32", "float16", "bfloat16"] = "keep"
     verify: Literal["auto", "full", "layers", "sample", "none"] = "auto"
+    template: str | None = Field(
+        default=None, description="Path, relative to this file, of a template that does not ship with mcpc."
+    )
 
 
 class QuantizeStage(Strict):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from mcpc.checkpoint import Checkpoint
+from mcpc.export.calls import check_calls
 from mcpc.export.keys import map_keys
 from mcpc.export.skeleton import build_skeleton, config_dict, make_fake
 from mcpc.export.trace import Traced, trace
@@ -48,6 +49,14 @@ class Exporter:
         self.embedding_rows = _embedding_rows(self._model)
         self.head_rows = _head_rows(self._model)
         self._fake = make_fake(self._model)
+
+    def check_calls(self, plan: ExportPlan) -> None:
+        """Refuse a plan that calls a wrapper or a method that there is not.
+
+        Raises:
+            BadInputError: Lists every one, and what exists.
+        """
+        check_calls(self._model, plan)
 
     def trace(self, component: PlannedComponent, plan: ExportPlan, each_layer: bool = False) -> Traced:
         """Trace one component of the plan; every layer of it, or one of each kind."""

@@ -39,6 +39,9 @@ class ModelInfo(Strict):
     architecture: str
     model_type: str
     template: str = Field(description="name@version of the template that planned it.")
+    template_digest: Digest | None = Field(
+        default=None, description="Of the package's template.yaml, for a template that does not ship with mcpc."
+    )
     source: Source
 
 

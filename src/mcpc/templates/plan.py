@@ -100,6 +100,12 @@ def evaluate(expression: str, config: Mapping[str, Any], what: str, allow_zero: 
     return value
 
 
+def expression_problem(expression: str) -> str:
+    """Return the part of an expression that `evaluate` cannot read, "" when it reads all of it."""
+    terms = re.split(r"\s*[*/+]\s*", expression)
+    return next((term or expression for term in terms if _TERM.match(term) is None), "")
+
+
 def _term(text: str, config: Mapping[str, Any], what: str) -> int:
     found = _TERM.match(text)
     if found is None:

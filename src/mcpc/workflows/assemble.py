@@ -58,6 +58,7 @@ class Facts:
     options: Mapping[str, Any]
     checked: str
     vocabulary: manifest.Vocabulary
+    template_digest: str | None = None
 
 
 def write_processor(checkpoint: Checkpoint, writer: PackageWriter) -> None:
@@ -93,6 +94,7 @@ def build_manifest(facts: Facts, contracts: Mapping[str, str]) -> manifest.Manif
             architecture=checkpoint.architecture,
             model_type=str(checkpoint.config.get("model_type", "")),
             template=plan.template.id,
+            template_digest=facts.template_digest,
             source=manifest.Source(
                 identity=checkpoint.identity, digest=facts.source_digest, files=checkpoint.files, dtype=checkpoint.dtype
             ),

@@ -61,7 +61,14 @@ class Stages:
         options = self._chain.recipe.convert
         with self._stage("convert") as progress:
             output = self._root / FLOAT
-            convert(self._chain.checkpoint, output, dtype=options.dtype, verify=options.verify, progress=progress)
+            convert(
+                self._chain.checkpoint,
+                output,
+                dtype=options.dtype,
+                verify=options.verify,
+                template_file=self._chain.template_file,
+                progress=progress,
+            )
 
     def quantize(self) -> None:
         """Make every quantized package."""

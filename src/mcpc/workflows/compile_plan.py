@@ -18,6 +18,7 @@ from mcpc.config.template import Template
 from mcpc.errors import BackendError, BadInputError, McpcError, Problem, UsageError
 from mcpc.storage.directories import check_output
 from mcpc.templates.match import load_templates, select
+from mcpc.templates.outside import load_template, require_fit
 from mcpc.workflows.quantize_steps import Options, load_recipe
 
 ENGINES = "engines"
@@ -45,6 +46,12 @@ class Chain:
         """Return a path of the recipe; paths are relative to its folder."""
         return self.folder / relative
 
+    @property
+    def template_file(self) -> Path | None:
+        """Return the template of the recipe, None for the shipped one that fits."""
+        name = self.recipe.convert.template
+        return None if name is None else self.path(name)
+
     def quantize_recipe(self, name: str) -> str:
         """Return what `quantize` takes: the name of a shipped recipe, or a path."""
         return str(self.path(name)) if name.endswith((".yaml", ".yml")) else name
@@ -69,7 +76,7 @@ def validated(path: Path, output: Path | None, force: bool) -> Chain:
     found: list[McpcError] = []
     _collect(found, lambda: check_output(chain.output, force))
     checkpoint = _collect(found, lambda: Checkpoint.open(chain.checkpoint))
-    template = _collect(found, lambda: select(checkpoint, load_templates())) if checkpoint else None
+    template = _collect(found, lambda: _template(chain, checkpoint)) if checkpoint else None
     for stage in recipe.quantize:
         options = Options(block=stage.block)
         _collect(found, partial(load_recipe, chain.quantize_recipe(stage.recipe), options))
@@ -87,6 +94,13 @@ def validated(path: Path, output: Path | None, force: bool) -> Chain:
         hint = "; ".join(dict.fromkeys(item.hint for item in found if item.hint))
         raise type(found[0])(f"{len(found)} things are wrong", where=str(path), problems=problems, hint=hint)
     return chain
+
+
+def _template(chain: Chain, checkpoint: Checkpoint) -> Template:
+    """Return the template that convert will use."""
+    if chain.template_file is None:
+        return select(checkpoint, load_templates())
+    return require_fit(load_template(chain.template_file), checkpoint)
 
 
 def _collect(found: list[McpcError], work: Callable[[], T]) -> T | None:
@@ -128,7 +142,8 @@ def _missing_extras(recipe: CompileRecipe) -> list[McpcError]:
 def plan_of(chain: Chain) -> list[dict[str, Any]]:
     """Return the stages in order, as `--dry-run` shows them."""
     recipe = chain.recipe
-    first = {"stage": "convert", "from": str(chain.checkpoint), "to": FLOAT, **recipe.convert.model_dump()}
+    options = recipe.convert.model_dump(exclude_none=True)
+    first = {"stage": "convert", "from": str(chain.checkpoint), "to": FLOAT, **options}
     stages: list[dict[str, Any]] = [first]
     for item in recipe.quantize:
         options = item.model_dump(exclude={"name"}, exclude_none=True)

@@ -21,6 +21,7 @@ from mcpc.package.manifest import Manifest
 from mcpc.passes.quantize.packed import place_packed
 from mcpc.storage.directories import check_output
 from mcpc.templates.match import load_templates, select
+from mcpc.templates.outside import TEMPLATE_FILE, Outside, load_template, require_fit
 from mcpc.templates.plan import ExportPlan, make_plan
 from mcpc.workflows import assemble
 from mcpc.workflows.environment import peak_rss_bytes, tool_versions
@@ -49,6 +50,7 @@ def convert(
     force: bool = False,
     dry_run: bool = False,
     strip_prefix: str = "",
+    template_file: Path | None = None,
     progress: Progress,
 ) -> Report:
     """Convert a checkpoint into a package at `output`.
@@ -64,6 +66,7 @@ def convert(
         force: Replace an existing output.
         dry_run: Resolve the plan, report it and stop.
         strip_prefix: Leading part of the tensors' names that the model does not know.
+        template_file: A template of the user, instead of the shipped one that fits; it travels in the package.
         progress: Shows the stages.
     """
     check_output(output, force)
@@ -71,13 +74,15 @@ def convert(
     checkpoint = Checkpoint.open(checkpoint_root, strip_prefix)
     if output.resolve() == checkpoint.root.resolve():
         raise UsageError("the output is the checkpoint itself", where=str(output))
-    template = select(checkpoint, load_templates())
+    outside = None if template_file is None else load_template(template_file)
+    template = select(checkpoint, load_templates()) if outside is None else require_fit(outside, checkpoint)
     from mcpc.export.convert import COMPUTE_DTYPE, Exporter  # torch takes seconds: only when the checkpoint is worth it
 
     started = time.perf_counter()
     exporter = Exporter(checkpoint)
     checkpoint = exporter.checkpoint
     plan = make_plan(template, exporter.config, COMPUTE_DTYPE)
+    exporter.check_calls(plan)
     notes = [*checkpoint.notes, *exporter.notes, *_preflight(checkpoint, exporter, plan).check()]
     if verify != "none" or weights == "copy":  # nothing else reads the tensors
         checkpoint.check_finite(sorted(set(exporter.source.values())))
@@ -86,7 +91,7 @@ def convert(
     stages: dict[str, float] = {"prepare_s": time.perf_counter() - started}
     with package_writer(output, force) as writer:
         manifest = _export(
-            checkpoint, exporter, plan, {"dtype": dtype, "weights": weights}, verify, writer, progress, stages
+            checkpoint, exporter, plan, {"dtype": dtype, "weights": weights}, verify, writer, progress, stages, outside
         )
         stages["convert_peak_rss_bytes"] = peak_rss_bytes()
         result: dict[str, Any] = {"checked": "none"}
@@ -119,6 +124,7 @@ def _export(
     writer: PackageWriter,
     progress: Progress,
     stages: dict[str, float],
+    outside: Outside | None,
 ) -> Manifest:
     """Trace, place weights, bind and save every component; return the manifest that was written."""
     begun = time.perf_counter()
@@ -155,10 +161,12 @@ def _export(
         bound.append(assemble.BoundComponent(item.component, item.model, item.relations))
     stages["bind_s"] = time.perf_counter() - begun
     assemble.write_processor(checkpoint, writer)
+    if outside is not None:
+        writer.copy(outside.path, TEMPLATE_FILE)
     contracts = assemble.write_contracts(exporter.config, plan, writer)
     facts = assemble.Facts(
         checkpoint, exporter.config, plan, bound, source, spans, digest, exporter.embedding_rows, unused,
-        options, "none" if verify == "none" else "executed", preflight.vocabulary,
+        options, "none" if verify == "none" else "executed", preflight.vocabulary, outside and outside.digest,
     )  # fmt: skip
     manifest = assemble.build_manifest(facts, contracts)
     writer.write_manifest(manifest)

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mcpc.checkpoint import Checkpoint
+from mcpc.config.template import Template
 from mcpc.core.progress import Progress
 from mcpc.core.report import Report
 from mcpc.errors import BadInputError
-from mcpc.package import Manifest, Package
+from mcpc.package import Package
 from mcpc.package.writer import MANIFEST
 from mcpc.templates.match import load_templates, select
+from mcpc.templates.outside import TEMPLATE_FILE, load_template, require_fit
 from mcpc.templates.plan import make_plan
 from mcpc.workflows.checking import check_same_interface, compare_sides, require_passed
 from mcpc.workflows.samples import load_samples
@@ -34,7 +36,7 @@ def verify(candidate: Path, against: Path, *, samples: Sequence[Path] = (), prog
         BadInputError: One of them is damaged, or they are not the same model.
     """
     with _as_package(candidate, progress) as package:
-        reference = _reference(against, package.manifest, progress)
+        reference = _reference(against, package, progress)
         side = PackageSide(package.root, package.manifest, package.digest)
         progress.stage("verifying", f"against {against}")
         others = {c.name: c for c in reference.manifest.components} if isinstance(reference, PackageSide) else {}
@@ -59,13 +61,14 @@ def _as_package(path: Path, progress: Progress) -> Iterator[Package]:
         yield Package.open(Path(folder) / "package")
 
 
-def _reference(path: Path, manifest: Manifest, progress: Progress) -> Side:
+def _reference(path: Path, candidate: Package, progress: Progress) -> Side:
+    manifest = candidate.manifest
     if (path / MANIFEST).is_file():
         package = Package.open(path, check_bytes=True)
         check_same_interface(manifest, package.manifest)
         return PackageSide(package.root, package.manifest, package.digest)
     checkpoint = Checkpoint.open(path, str(manifest.lineage.steps[0].options.get("strip_prefix", "")))
-    template = select(checkpoint, load_templates())
+    template = _template(candidate, checkpoint)
     if template.id != manifest.model.template:
         raise BadInputError(
             "the two are not the same model", where=str(path), expected=manifest.model.template, got=template.id
@@ -76,3 +79,10 @@ def _reference(path: Path, manifest: Manifest, progress: Progress) -> Side:
     exporter = Exporter(checkpoint)
     plan = make_plan(template, exporter.config, COMPUTE_DTYPE)
     return CheckpointSide(checkpoint, plan, manifest, checkpoint.digest())
+
+
+def _template(package: Package, checkpoint: Checkpoint) -> Template:
+    """Return the template that fits a checkpoint; a package that was made with another brings it along."""
+    if package.manifest.model.template_digest is None:
+        return select(checkpoint, load_templates())
+    return require_fit(load_template(package.root / TEMPLATE_FILE), checkpoint)
