@@ -119,8 +119,7 @@ def _unknown_dimensions(where: str, component: ComponentPlan, known: set[str]) -
 
 
 def _layouts(cache: Cache) -> dict[str, tuple[str | int, ...]]:
-    given = {"layout": cache.layout, "value": cache.value or (), "cross": cache.cross or ()}
-    return {f"cache.{name}": tuple(layout) for name, layout in given.items()}
+    return {f"cache.{name}": value for name, value in cache if isinstance(value, tuple)}
 
 
 def _unknown_contract(where: str, component: ComponentPlan) -> Iterator[Problem]:

@@ -166,7 +166,8 @@ def _export(
     contracts = assemble.write_contracts(exporter.config, plan, writer)
     facts = assemble.Facts(
         checkpoint, exporter.config, plan, bound, source, spans, digest, exporter.embedding_rows, unused,
-        options, "none" if verify == "none" else "executed", preflight.vocabulary, outside and outside.digest,
+        options, "none" if verify == "none" else "executed", preflight.vocabulary,
+        None if outside is None else outside.digest,
     )  # fmt: skip
     manifest = assemble.build_manifest(facts, contracts)
     writer.write_manifest(manifest)
