@@ -44,8 +44,11 @@ _EXTRAS = {
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGINT. A class of its own, since Python lets a plain KeyboardInterrupt that passed through `exec` (a
-    dataclass being made is enough) override the exit code, although it was caught later."""
+    """SIGINT, as a class of its own.
+
+    Python lets a plain KeyboardInterrupt that passed through `exec` (a dataclass being made is enough) override the
+    exit code, although it was caught later.
+    """
 
 
 class Terminated(KeyboardInterrupt):
