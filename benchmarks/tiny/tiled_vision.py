@@ -101,9 +101,26 @@ def granite4_vision() -> Tiny:
     return _tiny(config, "LlavaNextImageProcessor")
 
 
+def lfm2_vl() -> Tiny:
+    """LFM2-VL: SigLIP 2, convolutions beside attention."""
+    text = _text(
+        hf.Lfm2Config, head_dim=None, num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2,
+        block_auto_adjust_ff_dim=False,
+    )  # fmt: skip
+    vision = hf.Siglip2VisionConfig(
+        hidden_size=32, intermediate_size=72, num_hidden_layers=2, num_attention_heads=4, num_patches=16, patch_size=4,
+        vision_use_head=False,
+    )  # fmt: skip
+    config = hf.Lfm2VlConfig(
+        vision_config=vision, text_config=text, image_token_id=IMAGE, downsample_factor=2, projector_hidden_size=40
+    )
+    return _tiny(config, "Lfm2VlImageProcessor")
+
+
 CHECKPOINTS: Mapping[tuple[str, str], Callable[[], Tiny]] = {
     ("granite4_vision", "Granite4VisionForConditionalGeneration"): granite4_vision,
     ("granite_docling", "GraniteDoclingForConditionalGeneration"): granite_docling,
+    ("lfm2_vl", "Lfm2VlForConditionalGeneration"): lfm2_vl,
     ("lighton_ocr", "LightOnOcrForConditionalGeneration"): lighton_ocr,
     ("llava_next", "LlavaNextForConditionalGeneration"): llava_next,
     ("llava_next_video", "LlavaNextVideoForConditionalGeneration"): llava_next_video,

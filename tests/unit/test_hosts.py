@@ -12,7 +12,7 @@ from transformers.models.llava_next.modeling_llava_next import LlavaNextModel
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
 
 from mcpc.errors import BadInputError
-from mcpc.processing.hosts import AnyResolution, ImagePatches
+from mcpc.processing.hosts import AnyResolution, BatchedTiles, ImagePatches, PaddedPatches
 
 RESOLUTIONS = [(28, 56), (56, 28), (56, 56), (84, 28), (28, 84)]
 SIDE, TILE, HIDDEN = 4, 28, 5
@@ -83,3 +83,21 @@ def test_patches_are_those_of_a_convolution_and_squares_those_of_unfold() -> Non
     assert merged.shape == torch.cat(squares).shape
     assert (merged - torch.cat(squares)).abs().max() <= 1e-5
     assert host.rows(feeds) == [len(rows) for rows in squares] == [6, 4]
+
+
+def test_squares_of_padded_patches_are_those_of_each_image() -> None:
+    shapes, most = np.array([(2, 4), (4, 2)], np.int64), 9
+    feeds: Any = {"pixel_values": np.zeros((2, most, 3), np.float32), "spatial_shapes": shapes}
+    host = PaddedPatches(2)
+    index = host.inputs(feeds)["merge_index"]
+    assert index.tolist() == [[0, 1, 4, 5], [2, 3, 6, 7], [9, 10, 11, 12], [13, 14, 15, 16]]
+    assert host.rows(feeds) == [2, 2]
+
+
+def test_tiles_that_the_mask_hides_are_left_out() -> None:
+    pixels = np.arange(2 * 3 * 1 * 2 * 2, dtype=np.float32).reshape(2, 3, 1, 2, 2)
+    mask = np.array([[True, False, False], [True, True, False]])
+    host = BatchedTiles(4)
+    feeds = {"pixel_values": pixels, "pixel_attention_mask": mask}
+    assert np.array_equal(host.inputs(feeds)["pixel_values"], np.stack([pixels[0, 0], pixels[1, 0], pixels[1, 1]]))
+    assert host.rows(feeds) == [16, 16, 16]

@@ -58,6 +58,11 @@ class Cache(Strict):
     kind: Literal["concat"]
     layers: str
     layout: tuple[str, ...]
+    value: tuple[str, ...] | None = Field(default=None, description="Layout of values, where it is not that of keys.")
+    types: str | None = Field(default=None, description="Dotted path of the list of the layers' types.")
+    states: dict[str, dict[Literal["conv"], tuple[str, ...]]] = Field(
+        default_factory=dict, description="Type of layer -> what it keeps in the place of keys and values."
+    )
     cross: tuple[str, ...] | None = Field(default=None, description="Layout of the cross-attention cache.")
 
 
@@ -83,7 +88,7 @@ class PlaceholderPlan(Strict):
 class HostPlan(Strict):
     """A function of `processing/hosts.py` between processor and encoder."""
 
-    name: Literal["any-resolution", "batched-tiles", "image-patches"]
+    name: Literal["any-resolution", "batched-tiles", "image-patches", "padded-patches"]
     settings: dict[str, str | int] = Field(description="Name -> dotted path in the config, or a number.")
 
 

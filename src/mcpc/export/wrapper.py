@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 import torch
 import transformers
 from transformers import DynamicCache
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer, LinearAttentionLayer
 
 from mcpc.errors import InternalError
 from mcpc.templates.plan import ExportPlan, PlannedComponent
@@ -47,13 +47,15 @@ class Wrapper(torch.nn.Module):
         return tuple(tensor for spec, tensor in results if spec.name not in self._dropped)
 
     def cache_of(self, tensors: Mapping[str, torch.Tensor], prefix: str) -> DynamicCache:
-        """Return a transformers cache filled with `<prefix>.<i>.key|value`."""
+        """Return a transformers cache filled with `<prefix>.<i>.key|value`, or the state of a convolution."""
         if self.component.cache is None:
             raise InternalError("a wrapper with a cache needs a component with one", where=self.component.name)
         cache = DynamicCache()
         cache.layers = [
             _filled(tensors[f"{prefix}.{i}.key"], tensors[f"{prefix}.{i}.value"])
-            for i in range(self.component.cache.layers)
+            if prefix == "cross" or "key" in parts
+            else _convolved(tensors[f"{prefix}.{i}.conv"])
+            for i, parts in enumerate(self.component.cache.parts)
         ]
         return cache
 
@@ -66,10 +68,22 @@ def _filled(keys: torch.Tensor, values: torch.Tensor) -> DynamicLayer:
     return layer
 
 
+def _convolved(state: torch.Tensor) -> LinearAttentionLayer:
+    """Return a cache layer with the last inputs of a convolution; zeros are the state before the first token."""
+    layer = LinearAttentionLayer()
+    layer.lazy_initialization(conv_states=state)
+    layer.conv_states[0] = state.clone()  # written in place, which a graph's input is not
+    layer.has_previous_state[0] = True
+    return layer
+
+
 def flat_cache(cache: DynamicCache) -> Outputs:
-    """Return the keys and values of every layer, in order."""
+    """Return the keys and values, or the state, of every layer, in order."""
     tensors: list[torch.Tensor] = []
     for number, layer in enumerate(cache.layers):
+        if isinstance(layer, LinearAttentionLayer) and layer.conv_states[0] is not None:
+            tensors.append(layer.conv_states[0])
+            continue
         if not isinstance(layer, CacheLayerMixin) or layer.keys is None or layer.values is None:
             raise InternalError("a cache layer holds no keys and values", where=f"layer {number}")
         tensors += (layer.keys, layer.values)

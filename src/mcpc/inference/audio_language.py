@@ -8,7 +8,7 @@ import numpy as np
 
 from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.errors import BadInputError
-from mcpc.inference.cache import CachedDecoder, declared, require_cache
+from mcpc.inference.cache import CachedDecoder, declared
 from mcpc.inference.greedy import Step, greedy, require_generation
 from mcpc.inference.ids import check_ids
 from mcpc.package.manifest import Manifest
@@ -42,7 +42,6 @@ class AudioLanguage:
             raise BadInputError("the package does not say where sound goes in the text", where="manifest.binding")
         self._open = open_runner
         self._manifest = manifest
-        self._cache = require_cache(manifest)
         self._generation = require_generation(manifest)
         self._encoder = manifest.by_role("encoder", "audio")
         self._embed = manifest.by_role("embedding")
@@ -78,9 +77,7 @@ class AudioLanguage:
         """
         sound = declared(self._encoder, feeds)
         embeds = self.embed(input_ids, self.features(sound) if sound else self._no_rows())
-        decoder = CachedDecoder(
-            self._decoder, self._open(self._decoder.name), self._cache, len(input_ids), self._manifest
-        )
+        decoder = CachedDecoder(self._decoder, self._open(self._decoder.name), len(input_ids), self._manifest)
         return decoder, decoder.step("inputs_embeds", embeds, attention_mask)
 
     def advance(self, decoder: CachedDecoder, tokens: Sequence[int]) -> Array:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from mcpc.core.runner import Array, Feeds, Runner
-from mcpc.errors import BadInputError
-from mcpc.package.manifest import Component, KvCache, Manifest
+from mcpc.core.tensors import nbytes
+from mcpc.package.manifest import Component, Manifest, Tensor
 
 
 def positions(attention_mask: Array, first: int = 0) -> Array:
@@ -48,21 +50,16 @@ def generated_type(manifest: Manifest) -> int:
     return int(manifest.binding is not None and manifest.binding.token_types == "prefix")
 
 
-def require_cache(manifest: Manifest) -> KvCache:
-    """Return the layout of the decoder's cache.
-
-    Raises:
-        BadInputError: The manifest does not say.
-    """
-    if manifest.kv_cache is None:
-        raise BadInputError("the package does not describe its key/value cache", where="manifest.kv_cache")
-    return manifest.kv_cache
+def bytes_per_token(tensors: Iterable[Tensor]) -> int:
+    """Return by how many bytes the cache grows with each token; states do not grow."""
+    grown = [tensor for tensor in tensors if tensor.name.startswith("past.") and "past" in tensor.shape]
+    return sum(nbytes(tensor.dtype, [dim for dim in tensor.shape if isinstance(dim, int)]) for tensor in grown)
 
 
-def empty_cache(cache: KvCache, batch: int) -> dict[str, Array]:
-    """Return `past.{i}.key|value` of length 0."""
-    empty = np.zeros((batch, cache.kv_heads, 0, cache.head_dim), np.float32)
-    return {f"past.{layer}.{kind}": empty for layer in range(cache.layers) for kind in ("key", "value")}
+def empty_cache(decoder: Component, batch: int) -> dict[str, Array]:
+    """Return what a decoder reads before the first token: `past.{i}.key|value` of length 0, states of zeros."""
+    specs = [tensor.spec() for tensor in decoder.inputs if tensor.name.startswith("past.")]
+    return {spec.name: np.zeros(spec.concrete({"batch": batch, "past": 0}), np.float32) for spec in specs}
 
 
 def declared(component: Component, feeds: Feeds) -> dict[str, Array]:
@@ -74,10 +71,11 @@ def declared(component: Component, feeds: Feeds) -> dict[str, Array]:
 class CachedDecoder:
     """Runs `decoder` step by step: `past.{i}.key|value` [batch, kv_heads, past, head_dim] grow from length 0.
 
+    States of a convolution, `past.{i}.conv`, keep their size.
+
     Args:
         component: The decoder's description.
         runner: Of the decoder.
-        cache: The layout.
         batch: Rows that are decoded together.
         constants: Feeds that stay the same at every step, such as `cross.{i}.key`.
         manifest: Of the package: where positions start, and the types of tokens.
@@ -90,7 +88,6 @@ class CachedDecoder:
         self,
         component: Component,
         runner: Runner,
-        cache: KvCache,
         batch: int,
         manifest: Manifest,
         constants: Feeds | None = None,
@@ -101,7 +98,7 @@ class CachedDecoder:
         self._next_type = generated_type(manifest)
         self._types = np.zeros((batch, 0), np.int64)
         self._constants = dict(constants or {})
-        self._past = empty_cache(cache, batch)
+        self._past = empty_cache(component, batch)
         self._mask = np.zeros((batch, 0), np.int64)
         self.shift: Array | None = None
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.errors import BadInputError
-from mcpc.inference.cache import CachedDecoder, declared, require_cache
+from mcpc.inference.cache import CachedDecoder, declared
 from mcpc.inference.greedy import Step, greedy, require_generation
 from mcpc.inference.ids import check_ids
 from mcpc.package.manifest import Manifest
@@ -25,7 +25,6 @@ class Seq2Seq:
     def __init__(self, manifest: Manifest, open_runner: RunnerFactory) -> None:
         self._open = open_runner
         self._manifest = manifest
-        self._cache = require_cache(manifest)
         self._generation = require_generation(manifest)
         self._encoder = manifest.by_role("encoder")
         self._decoder = manifest.by_role("decoder")
@@ -39,9 +38,7 @@ class Seq2Seq:
     def prefill(self, encoded: Mapping[str, Array], input_ids: Sequence[int]) -> tuple[CachedDecoder, Array]:
         """Feed the start tokens to every row and return the decoder with its cache, and logits [batch, sequence, V]."""
         batch = len(encoded["cross.0.key"])
-        decoder = CachedDecoder(
-            self._decoder, self._open(self._decoder.name), self._cache, batch, self._manifest, encoded
-        )
+        decoder = CachedDecoder(self._decoder, self._open(self._decoder.name), batch, self._manifest, encoded)
         ids = np.tile(np.array(input_ids, np.int64), (batch, 1))
         check_ids(self._manifest, ids)
         return decoder, decoder.step("input_ids", ids)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mcpc.core.runner import Array, Feeds, RunnerFactory
 from mcpc.errors import BadInputError
-from mcpc.inference.cache import CachedDecoder, require_cache, three_axes, token_types
+from mcpc.inference.cache import CachedDecoder, three_axes, token_types
 from mcpc.inference.greedy import Step, greedy, require_generation
 from mcpc.inference.grid import grid_positions
 from mcpc.inference.ids import check_ids
@@ -30,7 +30,6 @@ class VisionLanguage:
     def __init__(self, manifest: Manifest, open_runner: RunnerFactory) -> None:
         self._open = open_runner
         self._manifest = manifest
-        self._cache = require_cache(manifest)
         self._generation = require_generation(manifest)
         self._encoder = manifest.by_role("encoder", "image").name
         self._embed = manifest.by_role("embedding").name
@@ -81,9 +80,7 @@ class VisionLanguage:
             images: Those of all prompts in order, or None.
             attention_mask: [batch, sequence], 0 on left padding; None means no padding.
         """
-        decoder = CachedDecoder(
-            self._decoder, self._open(self._decoder.name), self._cache, len(input_ids), self._manifest
-        )
+        decoder = CachedDecoder(self._decoder, self._open(self._decoder.name), len(input_ids), self._manifest)
         embedded = self._embedded(input_ids, self._features(images))
         if self._merge is not None:
             embedded["position_ids"], decoder.shift = self._grid_positions(input_ids, images, attention_mask)

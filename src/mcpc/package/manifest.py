@@ -130,7 +130,7 @@ HostSettings = dict[str, int | str | tuple[tuple[int, int], ...] | None]
 class Host(Strict):
     """What happens between the processor and the image encoder: a function of mcpc, with its settings."""
 
-    name: Literal["any-resolution", "batched-tiles", "image-patches"]
+    name: Literal["any-resolution", "batched-tiles", "image-patches", "padded-patches"]
     settings: HostSettings
 
 

@@ -198,6 +198,34 @@ class ImagePatches:
 
 
 @dataclass(frozen=True)
+class PaddedPatches:
+    """SigLIP 2's layout: the patches of each image filled up to one number; a square of them is one feature row.
+
+    Attributes:
+        merge: Patches along each side of one feature row.
+
+    Source: transformers `Lfm2VlModel.get_image_features`.
+    """
+
+    merge: int
+
+    def inputs(self, feeds: Feeds) -> dict[str, Array]:
+        """Return the processor's arrays, and `merge_index` [feature_rows, merge * merge] into all patches in a row."""
+        most, found = feeds["pixel_values"].shape[1], []
+        for number, (height, width) in enumerate(feeds["spatial_shapes"]):
+            m = self.merge
+            grid = (np.arange(height * width) + number * most).reshape(height, width)[
+                : height // m * m, : width // m * m
+            ]
+            found.append(grid.reshape(height // m, m, width // m, m).transpose(0, 2, 1, 3).reshape(-1, m * m))
+        return {**feeds, "merge_index": np.concatenate(found).astype(np.int64)}
+
+    def rows(self, feeds: Feeds) -> list[int]:
+        """Return the feature rows of each image."""
+        return [int(rows) for rows in (feeds["spatial_shapes"] // self.merge).prod(axis=1)]
+
+
+@dataclass(frozen=True)
 class BatchedTiles:
     """Tiles that the processor keeps apart by prompt, filled up with empty ones.
 
@@ -251,6 +279,7 @@ _HOSTS: Mapping[str, Callable[[HostSettings], Host]] = {
     "any-resolution": any_resolution,
     "batched-tiles": batched_tiles,
     "image-patches": image_patches,
+    "padded-patches": lambda settings: PaddedPatches(_integer(settings, "merge")),
 }
 
 

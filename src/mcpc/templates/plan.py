@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,11 @@ _TERM = re.compile(r"^(?:(?P<paths>config\.[\w.]+(?:\|config\.[\w.]+)*)(?:\|(?P<
 
 @dataclass(frozen=True)
 class CachePlan:
-    """The decoder's cache: per layer a key and a value tensor; dynamic dimensions stay names."""
+    """The decoder's cache: of each layer its parts, key and value or a state; dynamic dimensions stay names."""
 
     layers: int
     layout: tuple[str, ...]
-    shape: tuple[Dimension, ...]
+    parts: tuple[Mapping[str, tuple[Dimension, ...]], ...]
     cross_shape: tuple[Dimension, ...] | None
 
 
@@ -61,7 +61,7 @@ def make_plan(template: Template, config: Mapping[str, Any], float_dtype: str) -
         BadInputError: The config lacks a value, or a size is not a positive integer.
     """
     sizes = {name: evaluate(expression, config, name) for name, expression in template.dimensions.items()}
-    resolver = _Resolver(sizes, frozenset(template.dynamic), float_dtype)
+    resolver = _Resolver(sizes, frozenset(template.dynamic), float_dtype, config)
     components = tuple(resolver.component(name, plan) for name, plan in template.components.items())
     placeholders = {
         modality: evaluate(plan.token_id, config, f"placeholder of {modality}", allow_zero=True)
@@ -129,6 +129,7 @@ class _Resolver:
     sizes: Mapping[str, int]
     dynamic: frozenset[str]
     float_dtype: str
+    config: Mapping[str, Any]
 
     def dimension(self, dim: str | int) -> Dimension:
         if isinstance(dim, int):
@@ -149,30 +150,47 @@ class _Resolver:
         return TensorSpec(name, dtype, tuple(self.dimension(dim) for dim in plan.shape))
 
     def cache(self, cache: Cache) -> CachePlan:
-        cross = None if cache.cross is None else tuple(self.dimension(dim) for dim in cache.cross)
-        return CachePlan(
-            self.sizes[cache.layers], cache.layout, tuple(self.dimension(dim) for dim in cache.layout), cross
-        )
+        layers = self.sizes[cache.layers]
+        keys_and_values = {"key": self.shape(cache.layout), "value": self.shape(cache.value or cache.layout)}
+        states: dict[str, Mapping[str, tuple[Dimension, ...]]] = {
+            kind: {part: self.shape(layout) for part, layout in parts.items()} for kind, parts in cache.states.items()
+        }
+        types = [""] * layers if cache.types is None else lookup(self.config, cache.types.removeprefix("config."))
+        if not isinstance(types, (list, tuple)) or len(types) != layers:
+            raise BadInputError(
+                "the config does not give a type for each layer", where=f"config.json: {cache.types}",
+                expected=f"{layers} types", got=repr(types),
+            )  # fmt: skip
+        parts = tuple(states.get(kind, keys_and_values) for kind in types)
+        return CachePlan(layers, cache.layout, parts, None if cache.cross is None else self.shape(cache.cross))
 
-    def cache_specs(self, prefix: str, layers: int, shape: tuple[Dimension, ...]) -> list[TensorSpec]:
+    def shape(self, layout: Sequence[str | int]) -> tuple[Dimension, ...]:
+        return tuple(self.dimension(dim) for dim in layout)
+
+    def cache_specs(self, prefix: str, parts: Sequence[Mapping[str, tuple[Dimension, ...]]]) -> list[TensorSpec]:
         return [
             TensorSpec(f"{prefix}.{layer}.{part}", self.float_dtype, shape)
-            for layer in range(layers)
-            for part in ("key", "value")
+            for layer, shapes in enumerate(parts)
+            for part, shape in shapes.items()
         ]
 
     def component(self, name: str, plan: ComponentPlan) -> PlannedComponent:
         inputs = [self.spec(key, value) for key, value in plan.inputs.items()]
         outputs = [self.spec(key, value) for key, value in plan.outputs.items()]
         cache = None if plan.cache is None else self.cache(plan.cache)
+        cross = [] if cache is None else [dict.fromkeys(("key", "value"), cache.cross_shape or ())] * cache.layers
         if cache is not None and plan.cross_outputs:
-            outputs += self.cache_specs("cross", cache.layers, cache.cross_shape or ())
+            outputs += self.cache_specs("cross", cross)
         elif cache is not None:
-            present = tuple("past+sequence" if dim == "past" else dim for dim in cache.shape)
-            inputs += self.cache_specs("past", cache.layers, cache.shape)
+            present = [{part: _grown(shape) for part, shape in shapes.items()} for shapes in cache.parts]
+            inputs += self.cache_specs("past", cache.parts)
             if cache.cross_shape is not None:
-                inputs += self.cache_specs("cross", cache.layers, cache.cross_shape)
-            outputs += self.cache_specs("present", cache.layers, present)
+                inputs += self.cache_specs("cross", cross)
+            outputs += self.cache_specs("present", present)
         return PlannedComponent(
             name, plan.role, plan.modality, plan.call, tuple(inputs), tuple(outputs), cache, plan.contract
         )
+
+
+def _grown(shape: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
+    return tuple("past+sequence" if dim == "past" else dim for dim in shape)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mcpc.core.runner import Array, Feeds, RunnerFactory
-from mcpc.inference.cache import declared, empty_cache, generated_type, positions, require_cache
+from mcpc.inference.cache import declared, empty_cache, generated_type, positions
 from mcpc.package import Manifest
 
 _SEED = 20260101
@@ -38,8 +38,9 @@ class Case:
         """Return the output with masked positions set to zero."""
         if self.valid is None or self.valid.all():
             return output
-        if name.startswith(("present.", "cross.")) and output.ndim == 4:
-            return output * self.valid[:, None, :, None]
+        if name.startswith(("present.", "cross.")):
+            is_rows = name.endswith((".key", ".value")) and output.ndim == 4
+            return output * self.valid[:, None, :, None] if is_rows else output
         if output.ndim == 3:
             return output * self.valid[:, -output.shape[1] :, None]
         return output
@@ -114,7 +115,7 @@ class CaseMaker:
         """
         decoder = self.manifest.by_role("decoder")
         batch, length = mask.shape
-        past = empty_cache(require_cache(self.manifest), batch)
+        past = empty_cache(decoder, batch)
         start = self.manifest.binding.first_position if self.manifest.binding else 0
         prompt = np.zeros_like(mask) if types is None else types
         feeds = {"attention_mask": mask, "position_ids": positions(mask, start)[:, -length:], **past, **extra, **first}

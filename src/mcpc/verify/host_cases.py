@@ -9,7 +9,7 @@ import numpy as np
 from mcpc.core.runner import Array
 from mcpc.errors import InternalError
 from mcpc.inference.cache import token_types
-from mcpc.processing.hosts import AnyResolution, BatchedTiles, Host, ImagePatches, host_of
+from mcpc.processing.hosts import AnyResolution, BatchedTiles, Host, ImagePatches, PaddedPatches, host_of
 from mcpc.verify.case import Case, Sample
 from mcpc.verify.vision_language_cases import VisionLanguageCases
 
@@ -90,4 +90,10 @@ class HostCases(VisionLanguageCases):
             pixels = self.normal("vision_encoder", "pixel_values", tiles=count + 1)[None]
             shown = np.arange(count + 1)[None] < count
             return {"pixel_values": pixels * shown[..., None, None, None], "pixel_attention_mask": shown}
+        if isinstance(host, PaddedPatches):
+            shapes = self.random.integers(1, 4, (count, 2)) * host.merge
+            most = int(shapes.prod(axis=1).max()) + 1
+            pixels = self.normal("vision_encoder", "pixel_values", images=count, patches=most)
+            shown = (np.arange(most) < shapes.prod(axis=1, keepdims=True)).astype(np.int64)
+            return {"pixel_values": pixels, "pixel_attention_mask": shown, "spatial_shapes": shapes}
         raise InternalError("no images can be drawn for a host function", where=type(host).__name__)

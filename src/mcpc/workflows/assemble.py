@@ -13,10 +13,10 @@ from mcpc.checkpoint import Checkpoint
 from mcpc.config.contract import Contract
 from mcpc.config.loader import load_yaml
 from mcpc.config.template import HostPlan
-from mcpc.core.tensors import nbytes
 from mcpc.errors import BadInputError, InternalError, UnsupportedError
 from mcpc.graph import describe
 from mcpc.graph.weights import Span
+from mcpc.inference.cache import bytes_per_token
 from mcpc.package import PackageWriter, manifest
 from mcpc.processing.configs import audio_preprocess_from_config, image_preprocess_from_config
 from mcpc.processing.text import load_tokenizer
@@ -357,7 +357,8 @@ def _kv_cache(facts: Facts) -> manifest.KvCache | None:
         cache: CachePlan | None = item.planned.cache
         if item.planned.role != "decoder" or cache is None:
             continue
-        past = next(tensor for tensor in describe.tensors(item.model.graph.inputs) if tensor.name == "past.0.key")
+        tensors = [t for t in describe.tensors(item.model.graph.inputs) if t.name.startswith("past.")]
+        past = next(tensor for tensor in tensors if tensor.name.endswith(".key"))
         heads, size = past.shape[1], past.shape[3]
         if not isinstance(heads, int) or not isinstance(size, int):
             raise InternalError(
@@ -369,7 +370,7 @@ def _kv_cache(facts: Facts) -> manifest.KvCache | None:
             kv_heads=heads,
             head_dim=size,
             dtype=past.dtype,
-            bytes_per_token=2 * cache.layers * nbytes(past.dtype, (heads, size)),
+            bytes_per_token=bytes_per_token(tensors),
             cross=cache.cross_shape is not None,
         )
     return None

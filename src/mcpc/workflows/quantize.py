@@ -12,10 +12,10 @@ import onnx_ir as ir
 from mcpc.config.recipe import Recipe
 from mcpc.core.progress import Progress
 from mcpc.core.report import Report
-from mcpc.core.tensors import nbytes
 from mcpc.errors import BadInputError, UsageError, VerificationError
 from mcpc.graph import describe, io
 from mcpc.graph.widen import WidenedTensor, widen
+from mcpc.inference.cache import bytes_per_token
 from mcpc.package import Manifest, Package, PackageWriter, manifest, package_writer
 from mcpc.passes.quantize.plan import Decision
 from mcpc.passes.quantize.store import write_weights
@@ -268,9 +268,9 @@ def _kv_cache(old: Manifest, models: Mapping[str, ir.Model]) -> manifest.KvCache
     if cache is None:
         return None
     decoder = models[old.by_role("decoder").name]
-    past = next(tensor for tensor in describe.tensors(decoder.graph.inputs) if tensor.name.startswith("past."))
-    bytes_per_token = 2 * cache.layers * nbytes(past.dtype, (cache.kv_heads, cache.head_dim))
-    return cache.model_copy(update={"dtype": past.dtype, "bytes_per_token": bytes_per_token})
+    tensors = describe.tensors(decoder.graph.inputs)
+    past = next(tensor for tensor in tensors if tensor.name.startswith("past."))
+    return cache.model_copy(update={"dtype": past.dtype, "bytes_per_token": bytes_per_token(tensors)})
 
 
 def _component_figures(parent: Manifest, component: manifest.Component) -> dict[str, Any]:

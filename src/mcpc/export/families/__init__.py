@@ -44,6 +44,7 @@ FAMILY_WRAPPERS: Mapping[str, type[Wrapper]] = {
     "granite-images": deepstack.GraniteImages,
     "tapped-decoder": deepstack.TappedDecoder,
     "ovis2-embed": tiled_vision.Ovis2Embed,
+    "lfm2-images": tiled_vision.Lfm2Images,
     "pixtral": tiled_vision.Pixtral,
     "any-resolution": tiled_vision.AnyResolution,
     "tiles": vision_language.Tiles,

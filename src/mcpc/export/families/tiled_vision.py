@@ -86,6 +86,20 @@ def _first(output: Any) -> torch.Tensor:
     return found
 
 
+class Lfm2Images(Wrapper):
+    """LFM2-VL's tower over patches of images of any shape, and its projector over squares of them."""
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return [feature_rows, H]. Source: transformers `Lfm2VlMultiModalProjector.forward`."""
+        base: Any = self.model.model
+        inputs = {name: tensors[name] for name in ("pixel_values", "pixel_attention_mask", "spatial_shapes")}
+        hidden = base.vision_tower(**inputs, return_dict=True).last_hidden_state.flatten(0, 1)
+        rows = torch.nn.functional.embedding(tensors["merge_index"], hidden).flatten(1)
+        projector = base.multi_modal_projector
+        rows = projector.layer_norm(rows) if projector.use_layer_norm else rows
+        return (projector.linear_2(projector.act(projector.linear_1(rows))),)
+
+
 class ChameleonImages(Wrapper):
     """Chameleon's images as words of the vocabulary."""
 
