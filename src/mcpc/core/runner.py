@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
@@ -19,6 +19,23 @@ class Runner(Protocol):
         ...
 
 
+@runtime_checkable
+class StreamingRunner(Protocol):
+    """A runner that has its first outputs long before its last, and keeps none of them."""
+
+    def stream(self, feeds: Feeds) -> Iterator[tuple[str, Array]]:
+        """Yield every output of the component as soon as it is computed."""
+        ...
+
+
+def outputs_of(runner: Runner, feeds: Feeds) -> Iterator[tuple[str, Array]]:
+    """Yield every output of one run; one at a time where the runner can."""
+    if isinstance(runner, StreamingRunner):
+        yield from runner.stream(feeds)
+    else:
+        yield from runner.run(feeds).items()
+
+
 class RunnerFactory(Protocol):
     """Opens a runner for a component by name; opening twice may return the same runner."""
 
@@ -27,4 +44,4 @@ class RunnerFactory(Protocol):
         ...
 
 
-__all__ = ["Array", "Feeds", "Runner", "RunnerFactory"]
+__all__ = ["Array", "Feeds", "Runner", "RunnerFactory", "StreamingRunner", "outputs_of"]

@@ -14,6 +14,7 @@ from mcpc.verify.inputs import encoder_inputs
 
 #: Prompts, tokens of each beside the sound's, whether each has a clip, and padding of the first prompt.
 _SIZES = ((1, 5, True, 0), (3, 9, True, 2), (4, 6, False, 0))
+_SMALL_SIZES = ((1, 5, True, 0), (3, 6, False, 2))
 
 
 class AudioLanguageCases(CaseMaker):
@@ -25,7 +26,8 @@ class AudioLanguageCases(CaseMaker):
 
     def all(self, samples: tuple[Sample, ...], seeded: bool = True) -> Iterator[Case]:
         """Yield the cases of seeded requests, then of real ones."""
-        requests = [self._request(*sizes, number) for number, sizes in enumerate(_SIZES)] if seeded else []
+        sizes = _SMALL_SIZES if self.small else _SIZES
+        requests = [self._request(*size, number) for number, size in enumerate(sizes)] if seeded else []
         for sample in (*requests, *samples):
             yield from self._one_request(sample)
 
@@ -71,11 +73,13 @@ class AudioLanguageCases(CaseMaker):
         size = next(tensor.shape[-1] for tensor in embedding.inputs if tensor.name == FEATURES)
         features = np.zeros((0, int(size)), np.float32)
         if clips := declared(encoder, sample.feeds):
-            yield Case(encoder.name, label, clips)
-            features = kept_rows(self.reference(encoder.name).run(clips))
+            heard = dict(self.reference(encoder.name).run(clips))
+            features = kept_rows(heard)
+            yield Case(encoder.name, label, clips, expected=heard)
         embed = {"input_ids": ids, FEATURES: features}
-        yield Case(embedding.name, label, embed)
-        prefill = self.reference(embedding.name).run(embed)["inputs_embeds"]
+        embedded = dict(self.reference(embedding.name).run(embed))
+        prefill = embedded["inputs_embeds"]
+        yield Case(embedding.name, label, embed, expected=embedded)
         following = {"input_ids": self.ids(len(ids), 1 if len(ids) < 4 else 3), FEATURES: features[:0]}
         follow = self.reference(embedding.name).run(following)["inputs_embeds"]
         yield from self.decoder_cases(label, {"inputs_embeds": prefill}, {"inputs_embeds": follow}, mask, {})

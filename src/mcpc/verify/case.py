@@ -7,15 +7,18 @@ some layers and exaggerate them in others.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from mcpc.core.runner import Array, Feeds, RunnerFactory
-from mcpc.inference.cache import declared, empty_cache, generated_type, positions
+from mcpc.inference.cache import bytes_per_token, declared, empty_cache, generated_type, positions
 from mcpc.package import Manifest
+from mcpc.package.manifest import Component
 
 _SEED = 20260101
+#: Cache that the step after a long prompt reads, in small cases.
+_PAST_BYTES = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,15 @@ class Case:
         label: Sizes, and where the inputs come from.
         feeds: Graph inputs.
         valid: Attention mask [batch, total]; outputs at masked positions mean nothing and are not compared.
+        expected: The reference's outputs, where making the cases took running it. Whoever judges them takes them out
+            one by one: those of a long prompt fill memory.
     """
 
     component: str
     label: str
     feeds: Feeds
     valid: Array | None = None
+    expected: dict[str, Array] = field(default_factory=dict)
 
     def masked(self, name: str, output: Array) -> Array:
         """Return the output with masked positions set to zero."""
@@ -60,11 +66,14 @@ class CaseMaker:
     Args:
         manifest: Of the package.
         reference: Runs the reference's components.
+        small: Make requests whose outputs take little memory: of many tokens only one prompt, and a step after no
+            more of them than `_PAST_BYTES` of cache hold.
     """
 
-    def __init__(self, manifest: Manifest, reference: RunnerFactory) -> None:
+    def __init__(self, manifest: Manifest, reference: RunnerFactory, small: bool = False) -> None:
         self.manifest = manifest
         self.reference = reference
+        self.small = small
         self.random = np.random.default_rng(_SEED)
 
     def normal(self, component: str, name: str, **sizes: int) -> Array:
@@ -120,9 +129,13 @@ class CaseMaker:
         prompt = np.zeros_like(mask) if types is None else types
         feeds = {"attention_mask": mask, "position_ids": positions(mask, start)[:, -length:], **past, **extra, **first}
         feeds = declared(decoder, {**feeds, "token_type_ids": prompt})
-        yield Case(decoder.name, f"{label} prefill={length} past=0", feeds, mask)
-        present = self.reference(decoder.name).run(feeds)
+        present = dict(self.reference(decoder.name).run(feeds))
         past = {name: present[name.replace("past.", "present.", 1)] for name in past}
+        prefill = Case(decoder.name, f"{label} prefill={length} past=0", feeds, mask, present)
+        kept = _PAST_BYTES // max(1, batch * bytes_per_token(decoder.inputs))
+        if self.small and kept < length:
+            past, mask, prompt, length = _first(decoder, past, kept), mask[:, :kept], prompt[:, :kept], kept
+        yield prefill
         steps = next(iter(then.values())).shape[1]
         longer = np.concatenate([mask, np.ones((batch, steps), np.int64)], axis=1)
         following = positions(longer, start)[:, -steps:]
@@ -130,3 +143,11 @@ class CaseMaker:
         later = np.full((batch, steps), generated_type(self.manifest), np.int64)
         decode["token_type_ids"] = np.concatenate([prompt, later], axis=1)
         yield Case(decoder.name, f"{label} sequence={steps} past={length}", declared(decoder, decode), longer)
+
+
+def _first(decoder: Component, past: Mapping[str, Array], length: int) -> dict[str, Array]:
+    """Return copies of the first positions of a cache, so that the rest can go; states have no positions."""
+    axes = {tensor.name: tensor.shape.index("past") for tensor in decoder.inputs if "past" in tensor.shape}
+    return {
+        name: array if name not in axes else array.take(range(length), axes[name]) for name, array in past.items()
+    }

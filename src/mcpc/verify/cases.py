@@ -40,10 +40,10 @@ class Cases(CaseMaker):
     def all(self, samples: tuple[Sample, ...], seeded: bool = True) -> Iterator[Case]:
         """Yield seeded cases at three sizes, then the cases of real samples."""
         if self.manifest.kind == "vision-language":
-            yield from _vision_language(self.manifest)(self.manifest, self.reference).all(samples, seeded)
+            yield from _vision_language(self.manifest)(self.manifest, self.reference, self.small).all(samples, seeded)
         elif self.manifest.kind == "audio-language":
-            yield from AudioLanguageCases(self.manifest, self.reference).all(samples, seeded)
+            yield from AudioLanguageCases(self.manifest, self.reference, self.small).all(samples, seeded)
         elif self.manifest.kind == "dual-encoder":
-            yield from DualEncoderCases(self.manifest, self.reference).all(samples, seeded)
+            yield from DualEncoderCases(self.manifest, self.reference, self.small).all(samples, seeded)
         elif self.manifest.kind in ("speech-seq2seq", "image-seq2seq"):
-            yield from Seq2SeqCases(self.manifest, self.reference).all(samples, seeded)
+            yield from Seq2SeqCases(self.manifest, self.reference, self.small).all(samples, seeded)

@@ -58,6 +58,7 @@ class DualEncoderCases(CaseMaker):
         embeds: dict[str, Array] = {}
         for tower in (self._images(), self._texts()):
             feeds: Mapping[str, Array] = declared(tower, sample.feeds)
-            yield Case(tower.name, sample.label, feeds)
-            embeds |= self.reference(tower.name).run(feeds)
+            outputs = dict(self.reference(tower.name).run(feeds))
+            embeds |= outputs
+            yield Case(tower.name, sample.label, feeds, expected=outputs)
         yield Case(self.manifest.by_role("head").name, sample.label, embeds)

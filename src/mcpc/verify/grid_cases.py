@@ -69,18 +69,18 @@ class GridCases(VisionLanguageCases):
         inputs = {tensor.name for tensor in self.manifest.component("vision_encoder").inputs}
         pixels = {name: array for name, array in sample.feeds.items() if name in inputs}
         if pixels:
-            yield Case("vision_encoder", label, pixels)
-            features = self.reference("vision_encoder").run(pixels)
+            features = dict(self.reference("vision_encoder").run(pixels))
+            yield Case("vision_encoder", label, pixels, expected=dict(features))
         else:
             specs = [tensor.spec() for tensor in self.manifest.component("embed").inputs if tensor.name != "input_ids"]
             features = {spec.name: np.zeros(spec.concrete({"feature_rows": 0}), np.float32) for spec in specs}
         embed = {"input_ids": ids, **features}
+        first = dict(self.reference("embed").run(embed))
         if pixels or len(features) == 1:  # without images, further rows are nothing but zeros
-            yield Case("embed", label, embed)
+            yield Case("embed", label, embed, expected=dict(first))
         follow_ids = self.ids(len(ids), 1 if len(ids) < 4 else 3)
         nothing: Feeds = {name: rows[:0] for name, rows in features.items()}
-        first = self.reference("embed").run(embed)
-        then = self.reference("embed").run({"input_ids": follow_ids, **nothing})
+        then = dict(self.reference("embed").run({"input_ids": follow_ids, **nothing}))
         if three_axes(self.manifest.by_role("decoder")):
             grids = sample.feeds.get("image_grid_thw", np.zeros((0, 3), np.int64))
             first["position_ids"], shift = grid_positions(ids, mask, grids, self._placeholder(), self._merge)

@@ -55,7 +55,7 @@ class Seq2SeqCases(CaseMaker):
         encoder = self._encoder()
         feeds = declared(encoder, sample.feeds)
         batch = len(next(iter(feeds.values())))
-        encoded = self.reference(encoder.name).run(feeds)
-        yield Case(encoder.name, sample.label, feeds, encoded.get("encoder_attention_mask"))
+        encoded = dict(self.reference(encoder.name).run(feeds))
+        yield Case(encoder.name, sample.label, feeds, encoded.get("encoder_attention_mask"), dict(encoded))
         first, then = {"input_ids": self.ids(batch, length)}, {"input_ids": self.ids(batch, 1 if batch < 3 else 2)}
         yield from self.decoder_cases(sample.label, first, then, np.ones((batch, length), np.int64), encoded)

@@ -14,6 +14,7 @@ from mcpc.verify.inputs import encoder_inputs
 
 #: Prompts, tokens of each beside the image's, images, and padding of the first prompt.
 _SIZES = ((1, 5, 1, 0), (3, 9, 3, 2), (4, 6, 0, 0))
+_SMALL_SIZES = ((1, 5, 1, 0), (3, 6, 0, 2))
 
 
 class VisionLanguageCases(CaseMaker):
@@ -25,7 +26,8 @@ class VisionLanguageCases(CaseMaker):
 
     def all(self, samples: tuple[Sample, ...], seeded: bool = True) -> Iterator[Case]:
         """Yield the cases of seeded requests, then of real ones."""
-        requests = [self._request(*sizes, number) for number, sizes in enumerate(_SIZES)] if seeded else []
+        sizes = _SMALL_SIZES if self.small else _SIZES
+        requests = [self._request(*size, number) for number, size in enumerate(sizes)] if seeded else []
         for sample in (*requests, *samples):
             yield from self._one_request(sample)
 
@@ -66,14 +68,14 @@ class VisionLanguageCases(CaseMaker):
         features = {spec.name: np.zeros(spec.concrete({"feature_rows": 0}), np.float32) for spec in specs}
         pixels = self._pixels_of(sample)
         if pixels:
-            yield Case("vision_encoder", label, pixels)
-            outputs = self.reference("vision_encoder").run(pixels)
+            outputs = dict(self.reference("vision_encoder").run(pixels))
             features = {name: outputs[name] for name in features}
+            yield Case("vision_encoder", label, pixels, expected=outputs)
         embed = {"input_ids": ids, **features}
+        first = dict(self.reference("embed").run(embed))
         if pixels or len(features) == 1:  # without images, further rows are nothing but zeros
-            yield Case("embed", label, embed)
+            yield Case("embed", label, embed, expected=dict(first))
         follow_ids = self.ids(len(ids), 1 if len(ids) < 4 else 3)
         nothing = {name: rows[:0] for name, rows in features.items()}
-        first = self.reference("embed").run(embed)
         then = self.reference("embed").run({"input_ids": follow_ids, **nothing})
         yield from self.decoder_cases(label, first, then, mask, {}, token_types(self.manifest, ids))
