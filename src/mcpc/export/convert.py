@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import transformers
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.export.calls import check_calls
 from mcpc.export.keys import map_keys
 from mcpc.export.skeleton import build_skeleton, config_dict, make_fake
-from mcpc.export.trace import Traced, trace
+from mcpc.export.trace import Traced, output_shapes, patched, trace
 from mcpc.templates.plan import ExportPlan, PlannedComponent
 
 #: Graphs are traced in float32 whatever the weights are stored in: a 16-bit trace rounds scalar constants (an
 #: attention scale of 32 ** -0.5, say) to 16 bits, which no reference does.
 COMPUTE_DTYPE = "float32"
+ResultT = TypeVar("ResultT")
 
 
 class Exporter:
@@ -57,6 +59,20 @@ class Exporter:
             BadInputError: Lists every one, and what exists.
         """
         check_calls(self._model, plan)
+
+    @property
+    def model(self) -> transformers.PreTrainedModel:
+        """Return the model, whose parameters have shapes and no bytes."""
+        return self._model
+
+    def run(self, work: Callable[[], ResultT]) -> ResultT:
+        """Return what `work` returns; the tensors that it makes for the model have shapes and no bytes."""
+        with self._fake, patched():
+            return work()
+
+    def output_shapes(self, component: PlannedComponent, plan: ExportPlan) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of a component's outputs at the sizes of a trace, without tracing it."""
+        return output_shapes(self._model, self._fake, component, plan)
 
     def trace(self, component: PlannedComponent, plan: ExportPlan, each_layer: bool = False) -> Traced:
         """Trace one component of the plan; every layer of it, or one of each kind."""

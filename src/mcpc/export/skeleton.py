@@ -29,6 +29,7 @@ from mcpc.export.rope import check_rope
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # it prints what it raises as well
 warnings.filterwarnings("ignore", module=r"(torch|onnxscript|copyreg)")
 
 TORCH_DTYPES = {

@@ -58,6 +58,17 @@ def trace_sizes(plan: ExportPlan) -> dict[str, int]:
     return dict(zip(plan.template.dynamic, _PRIMES, strict=False)) | given
 
 
+def output_shapes(
+    model: transformers.PreTrainedModel, fake: FakeTensorMode, component: PlannedComponent, plan: ExportPlan
+) -> tuple[tuple[int, ...], ...]:
+    """Run a component once on tensors without bytes, of the sizes of a trace, and return the shapes of its outputs."""
+    wrapper = make_wrapper(model, component, plan)
+    sizes = trace_sizes(plan)
+    tensors = {spec.name: _sample(spec, sizes, fake) for spec in component.inputs}
+    with fake, patched():
+        return tuple(tuple(int(dim) for dim in tensor.shape) for tensor in wrapper.compute(tensors))
+
+
 def trace(
     model: transformers.PreTrainedModel,
     fake: FakeTensorMode,
@@ -87,7 +98,7 @@ def trace(
     found = Survey()
     if not each_layer:
         # Whatever goes wrong with clones, tracing each layer gives the same graph, or the error to report.
-        with contextlib.suppress(Exception), fake, _patched():
+        with contextlib.suppress(Exception), fake, patched():
             found = survey(model, wrapper.compute, tensors, [spec.name for spec in component.outputs])
     try:
         return _trace(model, wrapper, tensors, component, weight_names, found)
@@ -138,7 +149,7 @@ def _export(
     wrapper: Wrapper, tensors: Sequence[torch.Tensor], inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> torch.onnx.ONNXProgram:
     shapes = {"tensors": tuple(_dynamic_axes(spec) for spec in inputs)}
-    with _patched():
+    with patched():
         exported = torch.export.export(wrapper, args=tuple(tensors), dynamic_shapes=shapes, strict=False)
         apply_fx_node_fixes("onnx", exported.graph_module)
         program = torch.onnx.export(
@@ -158,7 +169,7 @@ def _export(
 
 
 @contextlib.contextmanager
-def _patched() -> Iterator[None]:
+def patched() -> Iterator[None]:
     """Trace without gradients, under transformers' own exporter patches."""
     with torch.no_grad(), apply_patches("onnx"), apply_patches("dynamo"):
         yield
