@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx_ir as ir
 import pytest
 from test_layers import feeds_of
 from test_verify import linear_weights, scale_tensor
@@ -12,7 +16,9 @@ from test_verify import linear_weights, scale_tensor
 from mcpc.backends.ort import StreamedRunner, open_model
 from mcpc.checkpoint import Checkpoint
 from mcpc.core.progress import Silent
+from mcpc.core.runner import Array
 from mcpc.graph import io
+from mcpc.graph.rows import cut_large_matrices
 from mcpc.graph.segments import split
 from mcpc.package import Package
 from mcpc.verify.compare import compare
@@ -64,16 +70,20 @@ def test_an_intermediate_value_can_be_asked_for(llava_package: Path) -> None:
     assert compare(actual[name], expected[name]).max_abs <= MAX_ABS
 
 
-@pytest.fixture(scope="module")
-def streamed_reference(llava_package: Path, fashion_llava: Path) -> CheckpointSide:
-    """The example LLaVA in PyTorch, large weights on disk."""
+def _reference(checkpoint_root: Path, package: Path) -> CheckpointSide:
+    """Return a LLaVA in PyTorch, large weights on disk."""
     from mcpc.export.convert import COMPUTE_DTYPE, Exporter
     from mcpc.templates.match import load_templates, select
     from mcpc.templates.plan import make_plan
 
-    checkpoint = Checkpoint.open(fashion_llava)
+    checkpoint = Checkpoint.open(checkpoint_root)
     plan = make_plan(select(checkpoint, load_templates()), Exporter(checkpoint).config, COMPUTE_DTYPE)
-    return CheckpointSide(checkpoint, plan, Package.open(llava_package).manifest, "", streamed=True)
+    return CheckpointSide(checkpoint, plan, Package.open(package).manifest, "", streamed=True)
+
+
+@pytest.fixture(scope="module")
+def streamed_reference(llava_package: Path, fashion_llava: Path) -> CheckpointSide:
+    return _reference(fashion_llava, llava_package)
 
 
 def test_pytorch_keeps_no_large_weight(streamed_reference: CheckpointSide, llava_package: Path) -> None:
@@ -86,6 +96,61 @@ def test_pytorch_keeps_no_large_weight(streamed_reference: CheckpointSide, llava
     large = {name for name, tensor in model.named_parameters() if 4 * tensor.numel() >= streaming._KEPT_BYTES}
     assert large, "the example has no large weight; the test shows nothing"
     assert not large & kept
+
+
+def test_matrices_above_the_budget_are_computed_in_parts(llava_package: Path) -> None:
+    path = llava_package / "decoder.onnx"
+    model = io.load(path)
+    products = [node for node in model.graph if node.op_type == "MatMul"]
+    whole = {str(node.outputs[0].name): stored for node in products if (stored := _stored(node)) is not None}
+    assert cut_large_matrices(model, BUDGET_BYTES) > 0
+    assert [value.name for value in model.graph.outputs] == [value.name for value in io.load(path).graph.outputs]
+    for node in [node for node in model.graph if node.op_type == "Concat" and node.name.endswith(".joined.Concat")]:
+        read = [_stored(part) for value in node.inputs if value is not None and (part := value.producer())]
+        assert len(read) > 1
+        assert np.array_equal(np.concatenate(read), whole[str(node.outputs[0].name)])
+        assert all(4 * rows.size <= BUDGET_BYTES for rows in read)
+
+
+def _stored(product: ir.Node) -> Array | None:
+    """Return the matrix in the file that a product reads, None where it reads none."""
+    value = product.inputs[1]
+    while value is not None and (producer := value.producer()) is not None:
+        value = producer.inputs[0]
+    return None if value is None or value.const_value is None else value.const_value.numpy()
+
+
+def test_outputs_come_as_they_are_computed(llava_package: Path) -> None:
+    package = Package.open(llava_package)
+    path, feeds = package.component_path("decoder"), feeds_of(package, "decoder")
+    runner = StreamedRunner(path, budget_bytes=BUDGET_BYTES)
+    names = [name for name, _ in runner.stream(feeds)]
+    assert sorted(names) == sorted(runner.run(feeds))
+    assert names.index("present.0.key") < names.index("present.3.value") < names.index("logits")
+
+
+@pytest.mark.parametrize("component", ["embed", "decoder"])
+def test_pytorch_reads_large_matrices_by_rows(
+    component: str, llava_package: Path, fashion_llava: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mcpc.export import streaming
+
+    feeds = feeds_of(Package.open(llava_package), component)
+    expected = _reference(fashion_llava, llava_package).runners(component).run(feeds)
+    monkeypatch.setattr(streaming, "_WHOLE_BYTES", BUDGET_BYTES)
+    monkeypatch.setattr(streaming, "float32_tensor", _only_below(BUDGET_BYTES, streaming.float32_tensor))
+    actual = _reference(fashion_llava, llava_package).runners(component).run(feeds)
+    for name, value in expected.items():
+        assert compare(actual[name], value).max_abs <= MAX_ABS, name
+
+
+def _only_below(budget_bytes: int, read: Callable[[Checkpoint, str], Any]) -> Callable[[Checkpoint, str], Any]:
+    def checked(checkpoint: Checkpoint, key: str) -> Any:
+        tensor = read(checkpoint, key)
+        assert 4 * tensor.numel() <= budget_bytes, f"{key} was read whole"
+        return tensor
+
+    return checked
 
 
 def test_a_small_change_of_a_weight_is_found_and_located(

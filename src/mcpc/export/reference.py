@@ -63,11 +63,11 @@ class TorchReference:
     def forward(self, feeds: Feeds) -> dict[str, Array]:
         """Run the model's own forward and return its tensor outputs by name."""
         names = {"decoder_input_ids": self._decoder_tokens}
+        inputs: dict[str, Any] = {names.get(name, name): value for name, value in self._own_inputs(feeds).items()}
+        if self._streamed and any(component.role == "decoder" for component in self.plan.components):
+            inputs["use_cache"] = False  # nothing reads the cache, which fills memory
         with torch.no_grad():
-            output = self.model(
-                **{names.get(name, name): value for name, value in self._own_inputs(feeds).items()},
-                return_dict=True,
-            )
+            output = self.model(**inputs, return_dict=True)
         return {name: value.numpy() for name, value in output.items() if isinstance(value, torch.Tensor)}
 
     def _own_inputs(self, feeds: Feeds) -> dict[str, torch.Tensor]:

@@ -11,6 +11,8 @@ from mcpc.core.tensors import FLOAT_DTYPES
 from mcpc.export.skeleton import TORCH_DTYPES
 from mcpc.storage.safetensors import Entry
 
+_PIECE_BYTES = 16 << 20
+
 
 def torch_tensor(entry: Entry) -> torch.Tensor:
     """Return a private copy of an entry's tensor, in its own dtype."""
@@ -29,14 +31,37 @@ def float32_tensor(checkpoint: Checkpoint, key: str) -> torch.Tensor:
     if key in checkpoint.packed:
         return _multiplied_out(checkpoint.packed[key])
     entry = checkpoint.tensors[key]
-    tensor = torch_tensor(entry)
     if key in checkpoint.scales:
         scale = checkpoint.scales[key]
         factors = torch_tensor(scale.entry).to(torch.float32)
         for dim, step in enumerate(scale.block):
             factors = factors.repeat_interleave(step, dim).narrow(dim, 0, entry.shape[dim])
-        return tensor.to(torch.float32) * factors
-    return tensor.to(torch.float32) if entry.dtype in FLOAT_DTYPES else tensor
+        return torch_tensor(entry).to(torch.float32) * factors
+    return _widened(entry) if entry.dtype in FLOAT_DTYPES else torch_tensor(entry)
+
+
+def _widened(entry: Entry) -> torch.Tensor:
+    """Return a float tensor as float32; of its narrow form only a piece is in memory."""
+    if not entry.shape or entry.length <= _PIECE_BYTES:
+        return torch_tensor(entry).to(torch.float32)
+    result = torch.empty(entry.shape, dtype=torch.float32)
+    step = max(1, _PIECE_BYTES * entry.shape[0] // entry.length)
+    for start in range(0, entry.shape[0], step):
+        result[start : start + step] = torch_tensor(entry.rows(start, start + step))
+    return result
+
+
+def float32_rows(checkpoint: Checkpoint, key: str, start: int, stop: int) -> torch.Tensor:
+    """Return some rows of a tensor for which `has_rows` is true, widened to float32."""
+    return torch_tensor(checkpoint.tensors[key].rows(start, stop)).to(torch.float32)
+
+
+def has_rows(checkpoint: Checkpoint, key: str) -> bool:
+    """Return True for a float matrix that is stored as it is, so that some of its rows can be read alone."""
+    if key in checkpoint.made or key in checkpoint.packed or key in checkpoint.scales:
+        return False
+    entry = checkpoint.tensors[key]
+    return len(entry.shape) == 2 and entry.length > 0 and entry.dtype in FLOAT_DTYPES
 
 
 def _multiplied_out(matrix: PackedInt4) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,6 +48,13 @@ class Entry:
             return np.zeros(self.shape, numpy_dtype(self.dtype))
         raw = np.memmap(self.file, np.uint8, "r", self.offset, (self.length,))
         return raw.view(numpy_dtype(self.dtype)).reshape(self.shape)
+
+    def rows(self, start: int, stop: int) -> Entry:
+        """Return the entry of some rows, slices of the first axis."""
+        stop = min(stop, self.shape[0])
+        row_bytes = self.length // self.shape[0]
+        shape, offset = (stop - start, *self.shape[1:]), self.offset + start * row_bytes
+        return replace(self, shape=shape, offset=offset, length=(stop - start) * row_bytes)
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:

@@ -148,6 +148,4 @@ class CaseMaker:
 def _first(decoder: Component, past: Mapping[str, Array], length: int) -> dict[str, Array]:
     """Return copies of the first positions of a cache, so that the rest can go; states have no positions."""
     axes = {tensor.name: tensor.shape.index("past") for tensor in decoder.inputs if "past" in tensor.shape}
-    return {
-        name: array if name not in axes else array.take(range(length), axes[name]) for name, array in past.items()
-    }
+    return {name: array if name not in axes else array.take(range(length), axes[name]) for name, array in past.items()}
