@@ -44,7 +44,7 @@ def render(console: Console, report: Report, checkpoint: Path) -> None:
         console.print(Text(data["text"].rstrip("\n")), soft_wrap=True)
         remarks = Console(stderr=True, highlight=False)
     else:
-        console.print(Text(f"{data['output']}: a draft of a {data['kind']} template"))
+        console.print(Text(f"{data['output']}: a draft of kind {data['kind']}"))
     if data["shipped"]:
         remarks.print(
             Text(f"note: the shipped template {data['shipped']} fits this checkpoint; convert needs no other")

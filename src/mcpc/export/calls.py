@@ -11,7 +11,7 @@ from mcpc.errors import BadInputError, Problem
 from mcpc.export.components import WRAPPERS
 from mcpc.templates.plan import ExportPlan
 
-_FEATURES = "features"
+_FEATURES = ("features", "masked-features")
 
 
 def check_calls(model: transformers.PreTrainedModel, plan: ExportPlan) -> None:
@@ -40,6 +40,6 @@ def _problems(model: transformers.PreTrainedModel, plan: ExportPlan) -> Iterator
         call, where = component.call, f"components.{component.name}.call"
         if call.wrapper not in WRAPPERS:
             yield Problem("no such wrapper", f"{where}.wrapper", ", ".join(WRAPPERS), call.wrapper)
-        elif call.wrapper == _FEATURES and call.method not in (methods := feature_methods(model)):
+        elif call.wrapper in _FEATURES and call.method not in (methods := feature_methods(model)):
             expected = ", ".join(methods) or f"a method that {type(model).__name__} has"
             yield Problem("no such method", f"{where}.method", expected, str(call.method))

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 import transformers
+from torch.overrides import TorchFunctionMode
 from transformers import EncoderDecoderCache
 
-from mcpc.errors import BadInputError
+from mcpc.errors import BadInputError, UnsupportedError
 from mcpc.export.embedding import DeepstackEmbed, VisionEmbed
 from mcpc.export.families import FAMILY_WRAPPERS
 from mcpc.export.wrapper import Outputs, Wrapper, flat_cache
@@ -37,6 +38,47 @@ class Features(Wrapper):
         if isinstance(features, (builtins.list, tuple)):
             features = torch.cat(builtins.list(features), dim=0)
         return (features.flatten(0, 1) if call.flatten and features.ndim == 3 else features,)
+
+
+class MaskedFeatures(Features):
+    """A tower whose method ends in `rows[mask]`, which has as many rows as the data says.
+
+    The graph keeps every row and says which ones the mask shows; whoever puts rows between tokens drops the others.
+    """
+
+    def compute(self, tensors: Mapping[str, torch.Tensor]) -> Outputs:
+        """Return [items * rows, H] and the mask [items * rows]."""
+        kept = _KeptRows()
+        with kept:
+            (features,) = super().compute(tensors)
+        if len(kept.masks) != 1:
+            raise UnsupportedError(
+                "the method does not end in one selection of rows", where=f"components.{self.component.name}.call",
+                expected="rows[mask], once", got=f"{len(kept.masks)} selections",
+            )  # fmt: skip
+        return features, kept.masks[0].to(torch.int64).flatten()
+
+
+class _KeptRows(TorchFunctionMode):
+    """Return every row where a mask [items, rows] would select some of [items, rows, H]; remember the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: builtins.list[torch.Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `func`, or stand in for it."""
+        if func is torch.Tensor.__getitem__ and _selects_rows(*args):
+            self.masks.append(args[1])
+            return args[0].flatten(0, 1)
+        return func(*args, **(kwargs or {}))
+
+
+def _selects_rows(tensor: torch.Tensor, index: Any) -> bool:
+    masked = isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.ndim == 2
+    return masked and tensor.ndim == 3
 
 
 class CausalDecoder(Wrapper):
@@ -94,6 +136,7 @@ class SpeechDecoder(Wrapper):
 
 WRAPPERS: Mapping[str, type[Wrapper]] = {
     "features": Features,
+    "masked-features": MaskedFeatures,
     "vision-embed": VisionEmbed,
     "deepstack-embed": DeepstackEmbed,
     "causal-decoder": CausalDecoder,

@@ -29,7 +29,7 @@ def derive(checkpoint: Checkpoint, progress: Progress) -> Draft:
     """
     progress.stage("building", checkpoint.architecture)
     exporter = Exporter(checkpoint)
-    kind, doubt = kind_of(exporter.model)
+    kind, doubt = kind_of(exporter.model, str(checkpoint.root))
     progress.stage("drafting", kind)
     sketch = Sketch(exporter, kind)
     if doubt:

@@ -15,8 +15,12 @@ _IMAGES = ("pixel_values", "flattened_patches")
 _SOUND = ("input_features", "input_values")
 
 
-def kind_of(model: transformers.PreTrainedModel) -> tuple[Kind, str]:
+def kind_of(model: transformers.PreTrainedModel, where: str) -> tuple[Kind, str]:
     """Return the kind, and the reason when it is a guess.
+
+    Args:
+        model: The model.
+        where: Its checkpoint, for the message of a refusal.
 
     Raises:
         UnsupportedError: The class has none of the methods that a kind is known by.
@@ -37,11 +41,15 @@ def kind_of(model: transformers.PreTrainedModel) -> tuple[Kind, str]:
         return "vision-language", also if "get_audio_features" in methods else ""
     if generates and "get_audio_features" in methods:
         return "audio-language", ""
+    if not methods and model.main_input_name == "input_ids":
+        raise UnsupportedError(
+            f"{type(model).__name__} reads nothing but text; mcpc packages models that read images or sound",
+            where=where,
+        )
     raise UnsupportedError(
-        f"{type(model).__name__} is none of the kinds of model that mcpc packages",
-        where=f"transformers {transformers.__version__}",
-        expected="get_image_features or get_audio_features beside a language model or get_text_features, or an encoder "
-        f"of {' or '.join((*_IMAGES, *_SOUND))} before a text decoder",
+        f"{type(model).__name__} is none of the kinds of model that mcpc packages", where=where,
+        expected="get_image_features or get_audio_features beside a language model, get_image_features beside "
+        f"get_text_features, or an encoder of {' or '.join((*_IMAGES, *_SOUND))} before a text decoder",
         got=f"main input {model.main_input_name}, methods: {', '.join(sorted(methods)) or 'none of them'}",
     )  # fmt: skip
 
