@@ -89,11 +89,14 @@ def _similarity(sketch: Sketch) -> None:
 
 def _ends(sketch: Sketch) -> None:
     """Say which token ends a text, where the text tower reads the row of that token."""
-    tower: Any = getattr(sketch.exporter.model, "text_model", None)
-    found = sketch.paths.lookup(f"{sketch.paths.text}.eos_token_id" if sketch.paths.text else "eos_token_id")
-    pooled = any(hasattr(part, "eos_token_id") for part in (tower, getattr(tower, "text_model", None)) if part)
-    if not pooled or not isinstance(found, int):
+    path = f"{sketch.paths.text}.eos_token_id" if sketch.paths.text else "eos_token_id"
+    if not isinstance(sketch.paths.lookup(path), int):
         return
-    path = f"config.{sketch.paths.text}.eos_token_id" if sketch.paths.text else "config.eos_token_id"
-    sketch.draft.content["binding"]["suffix"] = [path]
-    sketch.draft.check(("binding", "suffix"), "the text tower looks for its end token, so texts must end with it")
+    tower: Any = getattr(sketch.exporter.model, "text_model", None)
+    if any(hasattr(part, "eos_token_id") for part in (tower, getattr(tower, "text_model", None)) if part):
+        sketch.draft.content["binding"]["suffix"] = [f"config.{path}"]
+        sketch.draft.check(("binding", "suffix"), "the text tower looks for its end token, so texts must end with it")
+    else:
+        sketch.draft.check(
+            ("binding",), f"where the text tower reads the row of its end token, add suffix: [config.{path}]"
+        )

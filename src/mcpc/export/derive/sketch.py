@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import transformers
-
 from mcpc.checkpoint import Checkpoint
 from mcpc.export.convert import Exporter
 from mcpc.export.derive.configs import ConfigPaths, Found
@@ -36,7 +34,7 @@ class Sketch:
         self.kind = kind
         name = str(checkpoint.config.get("model_type", "") or checkpoint.architecture).lower().replace("_", "-")
         self.draft = Draft(
-            f"{checkpoint.architecture}: drafted with transformers {transformers.__version__}; say here what it is.",
+            f"{checkpoint.architecture}: a draft; say here what it is.",
             {
                 "__meta__": {"kind": "model-template", "schema_version": "1.0", "name": name, "version": "0.1.0"},
                 "kind": kind,
