@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from mcpc.checkpoint.finite import FiniteCheck
 from mcpc.checkpoint.index import find_tensor_files, read_json, read_tensors
 from mcpc.checkpoint.made import Made, pieces
 from mcpc.checkpoint.packed import PackedInt4
@@ -19,8 +18,6 @@ from mcpc.core.tensors import FLOAT_DTYPES
 from mcpc.errors import BadInputError, Problem, UnsupportedError, UsageError
 from mcpc.storage.digests import digest_of, digest_of_files, sha256_of_file
 from mcpc.storage.safetensors import Entry
-
-_CHUNK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -96,6 +93,10 @@ class Checkpoint:
         """Return the shape of a tensor."""
         return self.made[name].value.shape if name in self.made else self.tensors[name].shape
 
+    def is_computed(self, name: str) -> bool:
+        """Return True for a tensor whose values are not the bytes of one tensor of a file."""
+        return name in self.made or name in self.scales or name in self.packed
+
     def stored(self, names: Iterable[str]) -> set[str]:
         """Return the tensors of the files that these are, or are made of."""
         return {part for name in names for part in (self.made[name].sources if name in self.made else (name,))}
@@ -108,9 +109,7 @@ class Checkpoint:
             for rows in self.scales[name].dequantized(self.tensors[name]):
                 yield rows.reshape(-1)
         else:
-            flat = self.tensors[name].read().reshape(-1)
-            for start in range(0, flat.size, _CHUNK_ELEMENTS):
-                yield flat[start : start + _CHUNK_ELEMENTS]
+            yield from self.tensors[name].pieces()
 
     def model_key(self, name: str) -> str:
         """Return the name by which the model knows a tensor: without the prefix, a matrix and not its codes."""
@@ -160,38 +159,27 @@ class Checkpoint:
         path = self.root / name
         return read_json(path, "") if path.is_file() else None
 
-    def check_finite(self, names: list[str]) -> None:
+    def check_finite(self, names: Iterable[str]) -> None:
         """Read the named tensors, a piece at a time, and refuse non-finite values.
 
         Raises:
             BadInputError: Lists every tensor that holds NaN or infinity.
         """
-        problems = []
-        for name in sorted(self.stored(names)):
+        check = FiniteCheck()
+        self.read_for(check, self.stored(names))
+        check.require_finite(self.root)
+
+    def read_for(self, check: FiniteCheck, names: Iterable[str]) -> None:
+        """Read tensors of the files, and the scales that belong to them, for a check alone."""
+        for name in sorted(names):
             entries = [self.tensors[name]]
             if name in self.scales:
                 entries.append(self.scales[name].entry)
             if name in self.packed:
                 entries.append(self.packed[name].scales)
-            problems += [
-                Problem(f"{bad} non-finite values", entry.name)
-                for entry in entries
-                if (entry.dtype in FLOAT_DTYPES or entry.dtype.startswith("float8"))
-                and (bad := _count_non_finite(entry))
-            ]
-        if problems:
-            raise BadInputError(
-                f"non-finite weights: {problems[0]}", where=str(self.root), problems=problems,
-                hint="the checkpoint is damaged or its training diverged: fetch it again",
-            )  # fmt: skip
-
-
-def _count_non_finite(entry: Entry) -> int:
-    flat = entry.read().reshape(-1)
-    return sum(
-        int(np.count_nonzero(~np.isfinite(flat[start : start + _CHUNK_ELEMENTS])))
-        for start in range(0, flat.size, _CHUNK_ELEMENTS)
-    )
+            for entry in entries:
+                for piece in entry.pieces():
+                    check.see(entry, piece)
 
 
 def _check_prefix(root: Path, names: Mapping[str, Entry], prefix: str) -> None:

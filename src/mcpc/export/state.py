@@ -58,7 +58,7 @@ def float32_rows(checkpoint: Checkpoint, key: str, start: int, stop: int) -> tor
 
 def has_rows(checkpoint: Checkpoint, key: str) -> bool:
     """Return True for a float matrix that is stored as it is, so that some of its rows can be read alone."""
-    if key in checkpoint.made or key in checkpoint.packed or key in checkpoint.scales:
+    if checkpoint.is_computed(key):
         return False
     entry = checkpoint.tensors[key]
     return len(entry.shape) == 2 and entry.length > 0 and entry.dtype in FLOAT_DTYPES

@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mcpc.checkpoint import Checkpoint
+from mcpc.checkpoint.finite import FiniteCheck
 from mcpc.checkpoint.packed import PackedInt4
 from mcpc.core.progress import Progress
 from mcpc.core.runner import Array
@@ -22,7 +23,6 @@ from mcpc.errors import BadInputError, InternalError, Problem, UsageError
 from mcpc.graph.hide import is_unbound
 from mcpc.graph.io import all_initializers, dtype_name, dtype_of
 from mcpc.package import PackageWriter
-from mcpc.storage.digests import sha256_of_file
 from mcpc.storage.references import write_reference
 from mcpc.storage.safetensors import Entry, Plan, numpy_dtype, write_stream
 
@@ -80,7 +80,7 @@ def refer_to_weights(checkpoint: Checkpoint, wanted: Mapping[str, str], writer: 
     cast = [
         name
         for name, dtype in sorted(wanted.items())
-        if name in checkpoint.made or name in checkpoint.packed or checkpoint.tensors[name].dtype != dtype
+        if checkpoint.is_computed(name) or checkpoint.tensors[name].dtype != dtype
     ]
     if cast:
         raise UsageError(
@@ -104,8 +104,9 @@ def place_weights(
         Where each wanted tensor lies, and the digest of the checkpoint's contents.
 
     Raises:
-        BadInputError: A value does not fit the narrower dtype; every such tensor is listed.
+        BadInputError: A value is not finite, or does not fit the narrower dtype; every such tensor is listed.
     """
+    check = FiniteCheck()
     made = [name for name in wanted if name in checkpoint.made]
     used_files = {checkpoint.tensors[name].file.name for name in wanted if name not in checkpoint.made}
     spans: dict[str, Span] = {}
@@ -116,16 +117,11 @@ def place_weights(
         relative = f"{FOLDER}/{name}"
         if name not in used_files:
             continue
-        packed = any(entry.name in checkpoint.packed for entry in entries)
-        if not packed and _is_verbatim(entries, wanted, checkpoint.root / name):
-            writer.copy(checkpoint.root / name, relative)
-            hashes[name] = sha256_of_file(writer.root / relative)
-            writer.remember(relative, hashes[name])
-            spans |= {
-                entry.name: Span(relative, entry.offset, entry.length, entry.dtype, "none")
-                for entry in entries
-                if entry.name in wanted
-            }
+        computed = any(checkpoint.is_computed(entry.name) for entry in entries)
+        if not computed and _is_verbatim(entries, wanted, checkpoint.root / name):
+            used = [entry for entry in entries if entry.name in wanted]
+            hashes[name] = writer.copy_tensors(checkpoint.root / name, relative, used, check.see)
+            spans |= {entry.name: Span(relative, entry.offset, entry.length, entry.dtype, "none") for entry in used}
         else:
             spans |= _rewrite(
                 checkpoint,
@@ -133,7 +129,11 @@ def place_weights(
                 wanted,
                 writer.path(relative),
                 relative,
+                check,
             )
+    plain = {name for name in wanted if not checkpoint.is_computed(name)}
+    checkpoint.read_for(check, checkpoint.stored(wanted) - plain)
+    check.require_finite(checkpoint.root)
     if made:
         spans |= _make(checkpoint, made, wanted, writer.path(MADE), MADE)
     progress.advance(len(checkpoint.files), len(checkpoint.files))
@@ -183,7 +183,12 @@ def _refuse_lost(problems: Sequence[Problem], where: str) -> None:
 
 
 def _rewrite(
-    checkpoint: Checkpoint, entries: list[Entry], wanted: Mapping[str, str], path: Path, relative: str
+    checkpoint: Checkpoint,
+    entries: list[Entry],
+    wanted: Mapping[str, str],
+    path: Path,
+    relative: str,
+    check: FiniteCheck,
 ) -> dict[str, Span]:
     problems: list[Problem] = []
     plans: list[Plan] = []
@@ -196,7 +201,9 @@ def _rewrite(
             arrays += [matrix.packed(), _scales(matrix)]
         else:
             plans.append(Plan(entry.name, wanted[entry.name], entry.shape))
-            arrays.append(_cast(entry.name, checkpoint.pieces(entry.name), wanted[entry.name], problems))
+            pieces = checkpoint.pieces(entry.name)
+            seen = pieces if checkpoint.is_computed(entry.name) else _seen(entry, pieces, check)
+            arrays.append(_cast(entry.name, seen, wanted[entry.name], problems))
     with path.open("wb") as file:
         offsets = write_stream(file, plans, arrays)
     _refuse_lost(problems, relative)
@@ -205,6 +212,12 @@ def _rewrite(
         plan.name: Span(relative, *offsets[plan.name], plan.dtype, transforms.get(plan.name, f"{INT4}.scale"))
         for plan in plans
     }
+
+
+def _seen(entry: Entry, pieces: Iterator[Array], check: FiniteCheck) -> Iterator[Array]:
+    for piece in pieces:
+        check.see(entry, piece)
+        yield piece
 
 
 def _scales(matrix: PackedInt4) -> Iterator[Array]:

@@ -6,14 +6,16 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from mcpc.package.manifest import Manifest
+from mcpc.storage.copying import Watch, copy_tensor_file
 from mcpc.storage.digests import digest_of_files, sha256_of_file
 from mcpc.storage.directories import staged_directory
 from mcpc.storage.references import REFERENCE
+from mcpc.storage.safetensors import Entry
 
 MANIFEST = "manifest.json"
 INTEGRITY = "integrity.json"
@@ -54,6 +56,13 @@ class PackageWriter:
         shutil.copyfile(source, target)  # copy_file_range / sendfile underneath
         os.chmod(target, 0o644)
 
+    def copy_tensors(self, source: Path, relative: str, entries: Sequence[Entry], watch: Watch) -> str:
+        """Copy a tensor file, show its tensors to `watch`, and return the hex SHA-256, all in one read."""
+        target = self.path(relative)
+        self._known[relative] = copy_tensor_file(source, target, entries, watch)
+        os.chmod(target, 0o644)
+        return self._known[relative]
+
     def write_text(self, relative: str, text: str) -> None:
         """Write a UTF-8 text file."""
         self.path(relative).write_text(text, encoding="utf-8", newline="\n")
@@ -65,10 +74,6 @@ class PackageWriter:
     def write_manifest(self, manifest: Manifest) -> None:
         """Write `manifest.json`."""
         self.write_json(MANIFEST, manifest.model_dump(mode="json", exclude_defaults=False, exclude_none=True))
-
-    def remember(self, relative: str, sha256: str) -> None:
-        """Note the digest of a file that was hashed while it was copied, so that it is read once."""
-        self._known[relative] = sha256
 
     def seal(self) -> str:
         """Write `integrity.json` and return the package digest."""

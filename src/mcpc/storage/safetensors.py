@@ -10,11 +10,13 @@ import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
 from mcpc.core.runner import Array
 from mcpc.core.tensors import nbytes
@@ -28,6 +30,8 @@ _NAMES = {
     "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
 _CODES = {name: code for code, name in _NAMES.items()}
+#: What is read of a tensor at a time; whole elements of every dtype.
+PIECE_BYTES = 16 << 20
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
 
@@ -49,12 +53,36 @@ class Entry:
         raw = np.memmap(self.file, np.uint8, "r", self.offset, (self.length,))
         return raw.view(numpy_dtype(self.dtype)).reshape(self.shape)
 
+    def pieces(self) -> Iterator[Array]:
+        """Yield the tensor flat, in pieces of its own memory: mapped pages of a large tensor would count as memory."""
+        dtype = numpy_dtype(self.dtype)
+        with self.file.open("rb", buffering=0) as file:
+            file.seek(self.offset)
+            for start in range(0, self.length, PIECE_BYTES):
+                yield read_bytes(file, min(PIECE_BYTES, self.length - start)).view(dtype)
+
     def rows(self, start: int, stop: int) -> Entry:
         """Return the entry of some rows, slices of the first axis."""
         stop = min(stop, self.shape[0])
         row_bytes = self.length // self.shape[0]
         shape, offset = (stop - start, *self.shape[1:]), self.offset + start * row_bytes
         return replace(self, shape=shape, offset=offset, length=(stop - start) * row_bytes)
+
+
+def read_bytes(file: RawIOBase, length: int) -> NDArray[np.uint8]:
+    """Return the next bytes of a file.
+
+    Raises:
+        OSError: It ends before.
+    """
+    result = np.empty(length, np.uint8)
+    view, done = result.data, 0
+    while done < length:
+        count = file.readinto(view[done:])
+        if not count:
+            raise OSError(None, "the file became shorter while it was read")
+        done += count
+    return result
 
 
 def numpy_dtype(name: str) -> np.dtype[np.generic]:
