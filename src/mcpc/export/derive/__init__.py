@@ -17,7 +17,7 @@ from mcpc.export.derive.sketch import Sketch
 from mcpc.export.derive.unused import unused_patterns
 from mcpc.templates.draft import Draft
 
-__all__ = ["derive"]
+__all__ = ["derive", "sketch"]
 
 
 def derive(checkpoint: Checkpoint, progress: Progress) -> Draft:
@@ -27,21 +27,32 @@ def derive(checkpoint: Checkpoint, progress: Progress) -> Draft:
         BadInputError: Config and tensors do not fit each other, so no template would.
         UnsupportedError: The model is of no kind that mcpc packages.
     """
+    begun = sketch(checkpoint, progress)
+    _trace(begun, progress)
+    return begun.draft
+
+
+def sketch(checkpoint: Checkpoint, progress: Progress) -> Sketch:
+    """Return the draft before anything is traced: all of it but the weights that no component reads.
+
+    Raises:
+        BadInputError: Config and tensors do not fit each other, so no template would.
+        UnsupportedError: The model is of no kind that mcpc packages.
+    """
     progress.stage("building", checkpoint.architecture)
     exporter = Exporter(checkpoint)
     kind, doubt = kind_of(exporter.model, str(checkpoint.root))
     progress.stage("drafting", kind)
-    sketch = Sketch(exporter, kind)
+    begun = Sketch(exporter, kind)
     if doubt:
-        sketch.draft.check(("kind",), doubt)
+        begun.draft.check(("kind",), doubt)
     if kind == "dual-encoder":
-        draft_dual(sketch)
+        draft_dual(begun)
     elif kind.endswith("language"):
-        draft_language(sketch, "image" if kind == "vision-language" else "audio")
+        draft_language(begun, "image" if kind == "vision-language" else "audio")
     else:
-        draft_seq2seq(sketch)
-    _trace(sketch, progress)
-    return sketch.draft
+        draft_seq2seq(begun)
+    return begun
 
 
 def _trace(sketch: Sketch, progress: Progress) -> None:
