@@ -6,9 +6,7 @@ import difflib
 import json
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,36 +21,28 @@ FINISHED = ROOT / "examples" / "templates"
 GUIDE = (ROOT / "docs" / "deriving_a_template.md").read_text(encoding="utf-8")
 TYPES = ("audioflamingo3", "owlvit", "vision-text-dual-encoder")
 MOST_EDITED_LINES = 10
-WRITE = """
-import sys
-from pathlib import Path
-from tiny.build import write
-from tiny.outside import OUTSIDE
-architecture, tiny = OUTSIDE[sys.argv[1]]
-write(architecture, tiny(), Path(sys.argv[2]))
-"""
 
 Make = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
     """Return a function from a model type to its tiny checkpoint."""
     pytest.importorskip("torch")
     base = tmp_path_factory.mktemp("outside")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        from tiny.build import write
+        from tiny.outside import OUTSIDE
 
-    def write_once(model_type: str) -> Path:
-        root = base / model_type
-        if not root.exists():
-            script = (
-                "import sys; from pathlib import Path; from tiny.build import write; from tiny.outside import OUTSIDE"
-            )
-            script += "\narchitecture, tiny = OUTSIDE[sys.argv[1]]\nwrite(architecture, tiny(), Path(sys.argv[2]))"
-            command = [sys.executable, "-c", script, model_type, str(root)]
-            subprocess.run(command, check=True, cwd=ROOT / "benchmarks", capture_output=True)
-        return root
+        def write_once(model_type: str) -> Path:
+            root = base / model_type
+            if not root.exists():
+                architecture, tiny = OUTSIDE[model_type]
+                write(architecture, tiny(), root)
+            return root
 
-    return write_once
+        yield write_once
 
 
 def shown_diff(model_type: str) -> list[str]:
