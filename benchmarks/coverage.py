@@ -23,7 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from tiny.table import render
 
 from mcpc.errors import ExitCode
 from mcpc.storage.safetensors import Plan, write_stream
+from mcpc.templates.coverage import Row, read_table
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 TABLE = DOCS / "coverage.json"
@@ -43,33 +44,6 @@ TIME_LIMIT_S = 400
 MEMORY_LIMIT_BYTES = 12 << 30
 ROTATING_ROWS = 10
 _STATUS: Mapping[int | None, str] = {ExitCode.DONE: "verified", ExitCode.UNSUPPORTED: "refused"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """What became of one architecture of a model type.
-
-    Attributes:
-        model_type: As in config.json.
-        architecture: Class of transformers.
-        tasks: The lists of transformers that name it.
-        status: verified, refused (exit code 4, by name, with the reason) or failed (anything else).
-        reason: Why it is not verified.
-        template: Which template made the package.
-        largest_error: Largest absolute difference of any output from PyTorch, the whole model's included.
-        judged_by_float64: Outputs where PyTorch's own float32 is further from float64 than the gate allows.
-        digest: Of the package.
-    """
-
-    model_type: str
-    architecture: str
-    tasks: tuple[str, ...]
-    status: str
-    reason: str = ""
-    template: str = ""
-    largest_error: float | None = None
-    judged_by_float64: int = 0
-    digest: str = ""
 
 
 def listed_types() -> dict[tuple[str, str], tuple[str, ...]]:
@@ -129,12 +103,10 @@ def _line(text: str) -> str:
     return (text.strip().splitlines() or [""])[0][:200]
 
 
-def read_table() -> dict[tuple[str, str], Row]:
+def committed_rows() -> dict[tuple[str, str], Row]:
     """Return the committed rows."""
-    if not TABLE.is_file():
-        return {}
-    rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"]
-    return {(row["model_type"], row["architecture"]): Row(**{**row, "tasks": tuple(row["tasks"])}) for row in rows}
+    rows = read_table(TABLE).rows if TABLE.is_file() else ()
+    return {(row.model_type, row.architecture): row for row in rows}
 
 
 def write_table(rows: Iterable[Row]) -> None:
@@ -151,7 +123,7 @@ def update_table(row: Row, listed: Collection[tuple[str, str]]) -> None:
     """Put one row into the table; other runs may be writing theirs."""
     with (DOCS / ".coverage.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        rows = {key: known for key, known in read_table().items() if key in listed}
+        rows = {key: known for key, known in committed_rows().items() if key in listed}
         write_table((rows | {(row.model_type, row.architecture): row}).values())
 
 
@@ -170,7 +142,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)  # a child forked from a process with threads may hang
     child.warm_up()
-    listed, committed = listed_types(), read_table()
+    listed, committed = listed_types(), committed_rows()
     only = options.only or (rotating(committed, dt.date.today().toordinal()) if options.check else None)
     chosen = {key: tasks for key, tasks in listed.items() if only is None or key[0] in only}
     if only and (unknown := sorted(set(only) - {key[0] for key in listed})):

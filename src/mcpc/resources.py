@@ -1,4 +1,4 @@
-"""Find the data that ships with mcpc: `templates/` and `schemas/`, in a source tree or in an installed wheel."""
+"""Find the data that ships with mcpc: `templates/`, `schemas/` and the coverage table, in a source tree or a wheel."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def templates_dir(kind: str = "") -> Path:
 def schemas_dir() -> Path:
     """Return the folder of the generated JSON Schemas."""
     return _find("schemas")
+
+
+def coverage_file() -> Path:
+    """Return the table of what was measured for each model type."""
+    return _find("docs") / "coverage.json"
 
 
 def source_root() -> Path | None:

@@ -1,4 +1,4 @@
-"""`mcpc templates|recipes|targets list|show`: what ships with mcpc; `templates derive` drafts another."""
+"""`mcpc templates|recipes|targets list|show`: what ships with mcpc; `templates derive|coverage` beside them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mcpc.cli.console import execute
+from mcpc.cli.coverage import coverage
 from mcpc.cli.derive import derive
 from mcpc.cli.options import Json
 from mcpc.core.progress import Progress
@@ -64,6 +65,7 @@ def _render_file(console: Console, report: Report) -> None:
 
 
 templates = group("templates", "Model families that convert knows.")
+templates.command("coverage")(coverage)
 templates.command("derive", no_args_is_help=True)(derive)
 recipes = group("recipes", "Quantization recipes.")
 targets = group("targets", "Chips and runtimes that build-engine knows.")

@@ -9,6 +9,7 @@ from typing import Any
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.config.loader import load_yaml
+from mcpc.config.refusals import Refusals
 from mcpc.config.template import Template
 from mcpc.errors import BadInputError, Problem, UnsupportedError
 from mcpc.resources import templates_dir
@@ -30,6 +31,11 @@ class MatchResult:
 def load_templates() -> tuple[Template, ...]:
     """Return the shipped model templates, by file name."""
     return tuple(load_yaml(path, Template) for path in sorted(templates_dir("models").glob("*.yaml")))
+
+
+def load_refusals() -> Mapping[str, str]:
+    """Return {model type: what it needs that mcpc does not do}, for types that transformers lists as multimodal."""
+    return load_yaml(templates_dir() / "refusals.yaml", Refusals).reasons
 
 
 def lookup(config: Mapping[str, Any], path: str) -> Any:
@@ -81,10 +87,12 @@ def select(checkpoint: Checkpoint, templates: Sequence[Template]) -> Template:
     names = {name: result.template for result in results for name in result.template.match.architectures}
     closest = difflib.get_close_matches(checkpoint.architecture, names, n=1, cutoff=0.0)
     nearest = near[0].template if near else names[closest[0]]
+    why = load_refusals().get(str(checkpoint.config.get("model_type", "")))
     raise UnsupportedError(
-        f"no template for architecture {checkpoint.architecture}", where=str(checkpoint.root),
+        f"no template for architecture {checkpoint.architecture}{f': {why}' if why else ''}",
+        where=str(checkpoint.root),
         problems=[Problem(reason, result.template.id) for result in (near or results) for reason in result.reasons],
         hint=f"the nearest supported family is {nearest.id} ({', '.join(nearest.match.architectures)}); "
-        "`mcpc templates list` shows all",
+        f"`mcpc templates list` shows all; mcpc templates derive {checkpoint.root} drafts one",
         details={"nearest": nearest.id},
     )  # fmt: skip
