@@ -32,7 +32,7 @@ def test_it_carries_every_template_and_schema(wheel: Path) -> None:
         files = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
         assert files
         assert {f"mcpc/_data/{path.relative_to(ROOT).as_posix()}" for path in files} <= names
-    assert "mcpc/py.typed" in names
+    assert {"mcpc/py.typed", "mcpc/_data/docs/coverage.json"} <= names
     assert not [name for name in names if name.startswith(("tests", "examples"))]
 
 

@@ -79,5 +79,7 @@ def test_the_command_agrees_with_the_page_and_imports_no_torch() -> None:
     types, rows = document["types"], document["architectures"]
     assert f"**{types['verified']} of {types['listed']} model types verified.**" in page
     assert f"{rows['listed']} architectures: {rows['verified']} verified, {rows['refused']} refused" in page
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{types['verified']} of {types['listed']} convert" in readme
     assert len(document["rows"]) == rows["listed"]
     assert document["largest_error"] < 1e-4
