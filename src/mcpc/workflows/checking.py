@@ -17,6 +17,7 @@ from mcpc.verify.compare import compare, failures
 from mcpc.verify.gates import gate_of
 from mcpc.verify.parting import Parting, first_parting
 from mcpc.verify.verification import Mode, Verification, verify
+from mcpc.workflows.environment import give_back_large_blocks
 from mcpc.workflows.samples import load_samples
 from mcpc.workflows.sides import CheckpointSide, PackageSide, Side
 
@@ -43,6 +44,8 @@ def check_against_checkpoint(
     """
     progress.stage("verifying", "against PyTorch")
     streamed = mode != "full"
+    if streamed:
+        give_back_large_blocks()
     reference = CheckpointSide(checkpoint, plan, manifest, manifest.model.source.digest or "", streamed)
     candidate = PackageSide(root, manifest, streamed=streamed)
     return compare_sides(candidate, reference, {}, load_samples(root, manifest, samples), progress, mode)

@@ -23,6 +23,9 @@ from mcpc.storage.references import weights_folder
 _ACCURACY_LEVEL = "session.qdq_matmulnbits_accuracy_level"
 _WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
+#: Widens and turns every matrix before the first run, and keeps both forms until all are done.
+_FOLDING = "ConstantFolding"
+
 _DTYPES: Mapping[str, str] = {
     "tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16",
     "tensor(int64)": "int64", "tensor(int32)": "int32", "tensor(int16)": "int16", "tensor(int8)": "int8",
@@ -94,7 +97,7 @@ def open_graph(model: ir.Model, path: Path, weights: Path) -> OrtRunner:
     options = _options(accuracy_level=1, threads=0, optimize=True)
     options.enable_cpu_mem_arena = False
     options.add_session_config_entry("session.disable_prepacking", "1")
-    return OrtRunner(path, _session(path, io.serialize(model), options, weights))
+    return OrtRunner(path, _session(path, io.serialize(model), options, weights, [_FOLDING]))
 
 
 def _through_links(model: ir.Model) -> bool:
@@ -129,11 +132,19 @@ def _options(accuracy_level: int | None, threads: int, optimize: bool) -> ort.Se
     return options
 
 
-def _session(path: Path, model: str | bytes, options: ort.SessionOptions, weights: Path | None) -> ort.InferenceSession:
+def _session(
+    path: Path,
+    model: str | bytes,
+    options: ort.SessionOptions,
+    weights: Path | None,
+    without: Sequence[str] = (),
+) -> ort.InferenceSession:
     if weights is not None:
         options.add_session_config_entry(_WEIGHTS_FOLDER, str(weights))
     try:
-        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(
+            model, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(without)
+        )
     except _FAULTS as error:
         raise _error("ONNX Runtime cannot open the graph", path, error) from error
 
