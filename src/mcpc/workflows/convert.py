@@ -24,7 +24,7 @@ from mcpc.templates.match import load_templates, select
 from mcpc.templates.outside import TEMPLATE_FILE, Outside, load_template, require_fit
 from mcpc.templates.plan import ExportPlan, make_plan
 from mcpc.workflows import assemble
-from mcpc.workflows.environment import peak_rss_bytes, tool_versions
+from mcpc.workflows.environment import give_back_large_blocks, peak_rss_bytes, tool_versions
 from mcpc.workflows.preflight import Preflight, fixed_rows
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ def convert(
     started = time.perf_counter()
     exporter = Exporter(checkpoint)
     checkpoint = exporter.checkpoint
+    mode = _mode(checkpoint, exporter) if verify == "auto" else verify
+    if mode != "full":
+        give_back_large_blocks()
     plan = make_plan(template, exporter.config, COMPUTE_DTYPE)
     exporter.check_calls(plan)
     notes = [*checkpoint.notes, *exporter.notes, *_preflight(checkpoint, exporter, plan).check()]
@@ -96,11 +99,10 @@ def convert(
         stages["convert_peak_rss_bytes"] = peak_rss_bytes()
         result: dict[str, Any] = {"checked": "none"}
         figures: dict[str, Any] | None = None
-        if verify != "none":
+        if mode != "none":
             from mcpc.workflows.checking import check_against_checkpoint, require_passed
 
             begun = time.perf_counter()
-            mode = _mode(checkpoint, exporter) if verify == "auto" else verify
             verification = check_against_checkpoint(writer.root, manifest, checkpoint, plan, samples, mode, progress)
             require_passed(verification, str(checkpoint_root))
             stages["verify_s"] = time.perf_counter() - begun

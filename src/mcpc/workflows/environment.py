@@ -37,10 +37,12 @@ def give_back_large_blocks() -> None:
     The C library keeps freed blocks of up to 32 MB otherwise, between others that are still in use: with weights that
     come and go, half a gigabyte of a 1B model. Where the C library has no such setting, nothing changes.
 
-    Source: mallopt(3), M_MMAP_THRESHOLD.
+    Source: mallopt(3), M_MMAP_THRESHOLD; malloc_trim(3).
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 2 << 20)
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, 2 << 20)
+        library.malloc_trim(0)
 
 
 def tool_versions() -> dict[str, str]:
