@@ -85,7 +85,7 @@ def make_checkpoint(root: Path, case: Case) -> int:
     ]
     random = np.random.default_rng(0)
     names = [f"model-{number + 1:05}-of-{case.shards:05}.safetensors" for number in range(case.shards)]
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     per_shard = -(-len(plans) // case.shards)
     for number, file_name in enumerate(names):
         part = plans[number * per_shard : (number + 1) * per_shard]
