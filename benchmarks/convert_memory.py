@@ -95,8 +95,10 @@ def make_checkpoint(root: Path, case: Case) -> int:
                 _write_sparse(file, part)
             else:
                 write_stream(file, part, (_random(random, plan.shape) for plan in part))
-    (root / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    return sum(int(np.prod(plan.shape)) for plan in plans)
+    parameters = sum(int(np.prod(plan.shape)) for plan in plans)
+    index = {"metadata": {"total_size": 2 * parameters}, "weight_map": weight_map}
+    (root / "model.safetensors.index.json").write_text(json.dumps(index))
+    return parameters
 
 
 def _preprocessor(size: int) -> dict[str, Any]:

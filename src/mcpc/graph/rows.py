@@ -95,9 +95,6 @@ def _take_the_place(graph: ir.Graph, node: ir.Node, joined: ir.Value) -> None:
     old = node.outputs[0]
     name, shape = old.name, old.shape
     old.name = f"{name}.whole"
-    ir.convenience.replace_all_uses_with(old, joined)
-    for index, output in enumerate(graph.outputs):
-        if output is old:
-            graph.outputs[index] = joined
+    ir.convenience.replace_all_uses_with(old, joined, replace_graph_outputs=True)
     joined.name, joined.shape = name, shape
     graph.remove(node, safe=True)
