@@ -34,6 +34,7 @@ class Checkpoint:
         scales: Tensor -> its scales, for matrices that are stored in FP8.
         packed: Tensor -> its layout, for matrices that are stored in four bits.
         made: Tensor that no file holds -> how it is made of others; the model says which it wants.
+        merged: Parameter -> the made tensor that adapters turn its weight into.
     """
 
     root: Path
@@ -45,6 +46,7 @@ class Checkpoint:
     scales: Mapping[str, BlockScale] = field(default_factory=dict)
     packed: Mapping[str, PackedInt4] = field(default_factory=dict)
     made: Mapping[str, Made] = field(default_factory=dict)
+    merged: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def open(cls, root: Path, strip_prefix: str = "") -> Checkpoint:

@@ -35,7 +35,15 @@ class Stack:
         return (len(self.parts), *self.parts[0].shape)
 
 
-Value = Part | Stack
+@dataclass(frozen=True)
+class Flow:
+    """An array that is computed anew, some rows at a time, whenever it is asked for."""
+
+    shape: tuple[int, ...]
+    rows: Callable[[], Iterator[Array]]
+
+
+Value = Part | Stack | Flow
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,11 @@ def pieces(value: Value) -> Iterator[Array]:
     if isinstance(value, Stack):
         for part in value.parts:
             yield from pieces(part)
-        return
-    yield from _flat(value.read())
+    elif isinstance(value, Flow):
+        for rows in value.rows():
+            yield rows.reshape(-1)
+    else:
+        yield from _flat(value.read())
 
 
 def _flat(array: Array) -> Iterator[Array]:
@@ -164,5 +175,7 @@ def _whole(value: Value) -> Part:
     """Return a value as one array."""
     if isinstance(value, Part):
         return value
+    if isinstance(value, Flow):
+        return Part(value.shape, lambda: np.concatenate(list(pieces(value))).reshape(value.shape))
     parts = [_whole(part) for part in value.parts]
     return Part(value.shape, lambda: np.stack([part.read() for part in parts]))

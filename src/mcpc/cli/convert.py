@@ -16,6 +16,7 @@ from mcpc.cli.options import DryRun, Force, Json, Output
 from mcpc.cli.verification import render_verification
 from mcpc.core.progress import Progress
 from mcpc.core.report import Report
+from mcpc.errors import UsageError
 
 
 class Dtype(StrEnum):
@@ -65,6 +66,10 @@ def convert(
     template: Annotated[
         Path | None, typer.Option(help="Use this template file instead of a shipped one; see `mcpc templates derive`.")
     ] = None,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(metavar="DIR[=WEIGHT]", help="Merge a LoRA adapter into the weights; repeatable, in order."),
+    ] = None,
     force: Force = False,
     dry_run: DryRun = False,
     json_output: Json = False,
@@ -85,10 +90,26 @@ def convert(
             dry_run=dry_run,
             strip_prefix=strip_prefix,
             template_file=template,
+            adapters=[parse_adapter(text) for text in adapter or ()],
             progress=progress,
         )
 
     execute("convert", work, lambda console, report: render(console, report, output), json_output)
+
+
+def parse_adapter(text: str) -> tuple[Path, float]:
+    """Return the folder and the weight of `DIR[=WEIGHT]`; a folder may have a `=` in its name.
+
+    Raises:
+        UsageError: The weight is no number.
+    """
+    folder, equals, weight = text.rpartition("=")
+    if not equals or Path(text).is_dir():
+        return Path(text), 1.0
+    try:
+        return Path(folder), float(weight)
+    except ValueError:
+        raise UsageError("the weight of an adapter is a number", where=f"--adapter {text}", got=weight) from None
 
 
 def render(console: Console, report: Report, output: Path) -> None:
@@ -100,6 +121,8 @@ def render(console: Console, report: Report, output: Path) -> None:
     console.print(f"[bold]{output}[/bold]  {data['template']}, {data['package_bytes']:,} bytes, {data['digest'][:19]}")
     for note in data["notes"]:
         console.print(f"note: {note}", markup=False)
+    for adapter in data["adapters"]:
+        render_adapter(console, adapter)
     table = Table(box=None, pad_edge=False)
     for heading, justify in (("component", "left"), ("weights", "left"), ("bytes", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
@@ -115,6 +138,17 @@ def render(console: Console, report: Report, output: Path) -> None:
         console.print("checked: none (--verify none); later commands want --allow-unverified")
     else:
         render_verification(console, data["verification"])
+
+
+def render_adapter(console: Console, adapter: Mapping[str, Any]) -> None:
+    """Print what an adapter was merged into, and how far it moved the weights."""
+    parts = [f"adapter {adapter['name']} (weight {adapter['weight']:g}): {adapter['updated']} modules updated"]
+    if adapter["replaced"]:
+        parts.append(f"{adapter['replaced']} tensors replaced")
+    if adapter["furthest"] is not None:
+        mean, most = adapter["mean_drift"], adapter["max_drift"]
+        parts.append(f"drift {mean:.3g} on average, {most:.3g} at most ({adapter['furthest']})")
+    console.print(", ".join(parts), markup=False)
 
 
 def render_plan(console: Console, plan: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -10,6 +10,8 @@ import torch
 import transformers
 
 from mcpc.checkpoint import Checkpoint
+from mcpc.checkpoint.adapters import Adapter
+from mcpc.export.adapt import adapt
 from mcpc.export.calls import check_calls
 from mcpc.export.keys import map_keys
 from mcpc.export.skeleton import build_skeleton, config_dict, make_fake
@@ -31,16 +33,22 @@ class Exporter:
         ignored: Checkpoint tensors that no component needs, and why.
         notes: Where config and weights disagree, and what was done.
         checkpoint: What it was made for, with the tensors that its model makes of others.
+        drifts: Of each adapter, in order; known once the merged weights were computed.
         embedding_rows: Rows of the token embedding table, None for a model without one.
         head_rows: Rows of the output head, None for a model without one.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, adapters: Sequence[Adapter] = ()) -> None:
         self._model = build_skeleton(checkpoint.root, checkpoint.architecture, COMPUTE_DTYPE)
         self.config: dict[str, Any] = config_dict(self._model.config)
         keys = map_keys(self._model, checkpoint)
-        self.source: Mapping[str, str] = keys.source
-        self.checkpoint = replace(checkpoint, made=keys.made)
+        checkpoint = replace(checkpoint, made=keys.made)
+        merged, self.drifts = adapt(self._model, checkpoint, keys.source, adapters)
+        names = {parameter: made.name for parameter, made in merged.items()}
+        self.source: Mapping[str, str] = {**keys.source, **names}
+        self.checkpoint = replace(
+            checkpoint, made={**keys.made, **{made.name: made for made in merged.values()}}, merged=names
+        )
         self.ignored: Mapping[str, str] = {
             **dict.fromkeys(keys.ignored, "computed by the model, not read from the file"),
             **{name: f"the same bytes as {kept}, to which the config ties it" for name, kept in keys.copies.items()},

@@ -47,7 +47,7 @@ def map_keys(model: transformers.PreTrainedModel, checkpoint: Checkpoint) -> Key
         UnsupportedError: A tensor needs arithmetic that is not known here before it fits.
         BadInputError: Keys are missing, unexpected or misshapen; all of them are listed.
     """
-    names = _Names(model)
+    names = Names(model)
     source: dict[str, str] = {}
     unexpected: list[str] = []
     conversions: dict[str, Conversion] = {}
@@ -82,7 +82,7 @@ def map_keys(model: transformers.PreTrainedModel, checkpoint: Checkpoint) -> Key
     return KeyMap(source, tuple(ignored), copies, untied, made)
 
 
-class _Names:
+class Names:
     """The parameters of a model, by the names that a checkpoint may have for them."""
 
     def __init__(self, model: transformers.PreTrainedModel) -> None:
@@ -106,7 +106,7 @@ class _Names:
         return (name if name in self.state else None), None
 
 
-def _prefix_hint(names: _Names, unexpected: list[str]) -> str:
+def _prefix_hint(names: Names, unexpected: list[str]) -> str:
     """Return what to do when unexpected names are known ones behind a prefix; "" when they are not."""
     if len(unexpected) < 2:
         return ""

@@ -20,7 +20,7 @@ from mcpc.core.runner import Array, Feeds
 from mcpc.errors import BadInputError, InternalError
 from mcpc.export.components import make_wrapper
 from mcpc.export.skeleton import load_config, model_class
-from mcpc.export.state import state_dict
+from mcpc.export.state import float32_tensor, state_dict
 from mcpc.export.streaming import streaming_model
 from mcpc.templates.plan import ExportPlan, PlannedComponent
 
@@ -171,6 +171,9 @@ def _load(checkpoint: Checkpoint) -> transformers.PreTrainedModel:
             where=str(checkpoint.root),
             got=f"{type(error).__name__}: {error}",
         ) from error
+    with torch.no_grad():
+        for parameter, made in checkpoint.merged.items():
+            model.get_parameter(parameter).copy_(float32_tensor(checkpoint, made))
     model.eval()
     return model
 

@@ -33,7 +33,8 @@ def streaming_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) 
     """
     model = build_skeleton(checkpoint.root, checkpoint.architecture, COMPUTE_DTYPE)
     keys = map_keys(model, checkpoint)
-    source, checkpoint = keys.source, replace(checkpoint, made=keys.made)
+    source = {**keys.source, **checkpoint.merged}
+    checkpoint = replace(checkpoint, made={**checkpoint.made, **keys.made})
     for path, module in model.named_modules():
         own = {
             name: source[f"{path}.{name}" if path else name]

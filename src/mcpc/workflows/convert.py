@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mcpc.checkpoint import Checkpoint
+from mcpc.checkpoint.adapters import Adapter
+from mcpc.checkpoint.lora import Drift
 from mcpc.core.progress import Progress
 from mcpc.core.report import Report
 from mcpc.errors import BadInputError, Problem, UsageError
@@ -51,6 +54,7 @@ def convert(
     dry_run: bool = False,
     strip_prefix: str = "",
     template_file: Path | None = None,
+    adapters: Sequence[tuple[Path, float]] = (),
     progress: Progress,
 ) -> Report:
     """Convert a checkpoint into a package at `output`.
@@ -67,6 +71,7 @@ def convert(
         dry_run: Resolve the plan, report it and stop.
         strip_prefix: Leading part of the tensors' names that the model does not know.
         template_file: A template of the user, instead of the shipped one that fits; it travels in the package.
+        adapters: Folders of LoRA adapters that are merged into the weights in this order, each with its weight.
         progress: Shows the stages.
     """
     check_output(output, force)
@@ -76,10 +81,11 @@ def convert(
         raise UsageError("the output is the checkpoint itself", where=str(output))
     outside = None if template_file is None else load_template(template_file)
     template = select(checkpoint, load_templates()) if outside is None else require_fit(outside, checkpoint)
+    loras = [Adapter.open(root, weight) for root, weight in adapters]
     from mcpc.export.convert import COMPUTE_DTYPE, Exporter  # torch takes seconds: only when the checkpoint is worth it
 
     started = time.perf_counter()
-    exporter = Exporter(checkpoint)
+    exporter = Exporter(checkpoint, loras)
     checkpoint = exporter.checkpoint
     mode = _mode(checkpoint, exporter) if verify == "auto" else verify
     if mode != "full":
@@ -93,9 +99,8 @@ def convert(
         return Report("convert", data={"plan": _plan_data(plan, checkpoint)})
     stages: dict[str, float] = {"prepare_s": time.perf_counter() - started}
     with package_writer(output, force) as writer:
-        manifest = _export(
-            checkpoint, exporter, plan, {"dtype": dtype, "weights": weights}, verify, writer, progress, stages, outside
-        )
+        options = {"dtype": dtype, "weights": weights, **_adapter_options(loras)}
+        manifest = _export(checkpoint, exporter, plan, options, verify, writer, progress, stages, outside)
         stages["convert_peak_rss_bytes"] = peak_rss_bytes()
         result: dict[str, Any] = {"checked": "none"}
         figures: dict[str, Any] | None = None
@@ -112,7 +117,8 @@ def convert(
         digest = writer.seal()
         image = manifest.modalities.get("image")
         notes += _preflight(checkpoint, exporter, plan).row_notes(image.rows_per_item if image else None)
-        report = _report(manifest, digest, writer, figures, stages, notes)
+        merged = [_adapter_facts(lora, drift) for lora, drift in zip(loras, exporter.drifts, strict=True)]
+        report = _report(manifest, digest, writer, figures, stages, notes, merged)
         writer.write_json("report.json", report.to_dict())
     return report
 
@@ -180,6 +186,26 @@ def _preflight(checkpoint: Checkpoint, exporter: Exporter, plan: ExportPlan) -> 
     return Preflight(checkpoint, exporter.config, plan, exporter.embedding_rows, exporter.head_rows)
 
 
+def _adapter_options(adapters: Sequence[Adapter]) -> dict[str, Any]:
+    """Return what the manifest's lineage says of the adapters."""
+    items = [{"name": item.name, "digest": item.digest, "weight": item.weight} for item in adapters]
+    return {"adapters": items} if items else {}
+
+
+def _adapter_facts(adapter: Adapter, drift: Drift) -> dict[str, Any]:
+    """Return what an adapter was applied to, and how far it moved the weights: |change| / |weight before|."""
+    moved = drift.of
+    return {
+        "name": adapter.name,
+        "weight": adapter.weight,
+        "updated": len(adapter.updates),
+        "replaced": len(adapter.replaced),
+        "mean_drift": statistics.fmean(moved.values()) if moved else None,
+        "max_drift": max(moved.values(), default=None),
+        "furthest": max(sorted(moved), key=lambda name: moved[name]) if moved else None,
+    }
+
+
 def _mode(checkpoint: Checkpoint, exporter: Exporter) -> Mode:
     """Return how much is compared by default: whole models as long as two of them fit into memory easily."""
     names = set(exporter.source.values())
@@ -233,6 +259,7 @@ def _report(
     figures: dict[str, Any] | None,
     stages: dict[str, float],
     notes: list[str],
+    adapters: list[dict[str, Any]],
 ) -> Report:
     total = sum(path.stat().st_size for path in writer.root.rglob("*") if path.is_file())
     return Report(
@@ -248,6 +275,7 @@ def _report(
             "package_bytes": total,
             "unused_tensors": len(manifest.unused),
             "notes": notes,
+            "adapters": adapters,
             "verification": figures,
             "stages": stages,
             "peak_rss_bytes": peak_rss_bytes(),
