@@ -1,0 +1,316 @@
+"""LoRA merges: each variant that peft trains, against peft's own model with the adapter beside the weights."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("peft")
+import peft
+import torch
+import transformers as hf
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "bad"))
+import tiny_checkpoints as tiny
+
+from mcpc.checkpoint import Checkpoint
+from mcpc.checkpoint.adapters import Adapter
+from mcpc.checkpoint.lora import Drift, LowRank, Merge
+from mcpc.core.progress import Silent
+from mcpc.core.runner import Array
+from mcpc.errors import BadInputError, UnsupportedError, UsageError
+from mcpc.export.convert import Exporter
+from mcpc.export.reference import _load
+from mcpc.package import Package
+from mcpc.workflows.convert import convert
+
+#: Of a merged model's outputs from those of peft's unmerged one, in float32.
+MAX_ABS = 1e-5
+QV = ["q_proj", "v_proj"]
+
+
+def train(root: Path, checkpoint: Path, cls: str, *, seed: int = 1, **options: Any) -> Path:
+    """Write an adapter whose every tensor matters, as peft saves it."""
+    model = getattr(hf, cls).from_pretrained(checkpoint, dtype=torch.float32)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**{"r": 4, "lora_alpha": 6, **options}))
+    random = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if parameter.requires_grad:
+                spread = 0.2 if "lora_" in name and "magnitude" not in name else 0.05
+                parameter.add_(spread * torch.randn(parameter.shape, generator=random))
+    adapted.save_pretrained(root)
+    return root
+
+
+def unmerged(checkpoint: Path, cls: str, adapters: Sequence[Path], weights: Sequence[float] = (1.0,)) -> Any:
+    """Return peft's model with the adapters loaded beside the weights."""
+    model = getattr(hf, cls).from_pretrained(checkpoint, dtype=torch.float32)
+    adapted = peft.PeftModel.from_pretrained(model, adapters[0], adapter_name="0")
+    for number, root in enumerate(adapters[1:], 1):
+        adapted.load_adapter(root, adapter_name=str(number))
+    names = [str(number) for number in range(len(adapters))]
+    adapted.base_model.set_adapter(names)
+    for name, weight in zip(names, weights, strict=True):
+        for module in adapted.modules():
+            if hasattr(module, "set_scale") and name in getattr(module, "scaling", {}):
+                module.set_scale(name, weight)
+    return adapted.eval()
+
+
+def merged(checkpoint: Path, adapters: Sequence[Path], weights: Sequence[float] = (1.0,)) -> Any:
+    """Return transformers' model with the weights that mcpc merges."""
+    loras = [Adapter.open(root, weight) for root, weight in zip(adapters, weights, strict=True)]
+    return _load(Exporter(Checkpoint.open(checkpoint), loras).checkpoint)
+
+
+def inputs(cls: str) -> dict[str, Any]:
+    random = torch.Generator().manual_seed(3)
+    ids = torch.randint(5, 80, (2, 9), generator=random)
+    if cls == "GPT2LMHeadModel":
+        return {"input_ids": ids}
+    pixels = torch.randn((2, 3, 32, 32), generator=random)
+    if cls == "LlavaForConditionalGeneration":
+        ids = torch.cat([ids, torch.full((2, 16), tiny.IMAGE_ID), ids], dim=1)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+
+
+def distance(cls: str, ours: Any, theirs: Any) -> float:
+    name = "logits_per_image" if cls == "CLIPModel" else "logits"
+    with torch.no_grad():
+        return float((ours(**inputs(cls))[name] - theirs(**inputs(cls))[name]).abs().max())
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One checkpoint of each class, by its name."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    torch.manual_seed(0)
+    gpt = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=101, n_positions=64))
+    with torch.no_grad():
+        for parameter in gpt.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    gpt.save_pretrained(root / "gpt")
+    return {
+        "CLIPModel": tiny.clip(root / "clip"),
+        "LlavaForConditionalGeneration": tiny.llava(root / "llava"),
+        "GPT2LMHeadModel": root / "gpt",
+    }
+
+
+CLIP, LLAVA, GPT = "CLIPModel", "LlavaForConditionalGeneration", "GPT2LMHeadModel"
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": (LLAVA, {"target_modules": QV}),
+    "by expression": (LLAVA, {"target_modules": r".*language_model.*\.(k_proj|down_proj)"}),
+    "patterns": (
+        LLAVA,
+        {
+            "target_modules": [*QV, "gate_proj"],
+            "rank_pattern": {"gate_proj": 3, r"language_model\.layers\.1\.self_attn\.q_proj": 5},
+            "alpha_pattern": {"v_proj": 11},
+        },
+    ),
+    "rank-stabilized": (LLAVA, {"target_modules": QV, "use_rslora": True, "r": 7}),
+    "DoRA": (LLAVA, {"target_modules": [*QV, "down_proj"], "use_dora": True}),
+    "embedding": (LLAVA, {"target_modules": ["embed_tokens", "q_proj"]}),
+    "embedding with DoRA": (LLAVA, {"target_modules": ["embed_tokens"], "use_dora": True}),
+    "modules_to_save": (LLAVA, {"target_modules": QV, "modules_to_save": ["lm_head", "multi_modal_projector"]}),
+    "trained biases": (CLIP, {"target_modules": QV, "bias": "all"}),
+    "biases of updates": (CLIP, {"target_modules": QV, "lora_bias": True}),
+    "convolution": (CLIP, {"target_modules": ["patch_embedding", "q_proj"]}),
+    "convolution with DoRA": (CLIP, {"target_modules": ["patch_embedding"], "use_dora": True}),
+    "fan_in_fan_out": (GPT, {"target_modules": ["c_attn", "c_proj"], "fan_in_fan_out": True}),
+    "fan_in_fan_out with DoRA": (GPT, {"target_modules": ["c_attn"], "fan_in_fan_out": True, "use_dora": True}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_merges_as_peft_does(variant: str, checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    cls, options = VARIANTS[variant]
+    adapter = train(tmp_path / "adapter", checkpoints[cls], cls, **options)
+    expected = unmerged(checkpoints[cls], cls, [adapter])
+    base = getattr(hf, cls).from_pretrained(checkpoints[cls], dtype=torch.float32).eval()
+    assert distance(cls, base, expected) > 100 * MAX_ABS, "the adapter changes nothing; the test shows nothing"
+    assert distance(cls, merged(checkpoints[cls], [adapter]), expected) <= MAX_ABS
+
+
+def test_two_adapters_with_weights(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    first = train(tmp_path / "first", checkpoints[LLAVA], LLAVA, target_modules=QV)
+    second = train(tmp_path / "second", checkpoints[LLAVA], LLAVA, seed=2, target_modules=["v_proj", "up_proj"], r=2)
+    pair, weights = [first, second], [0.5, -1.25]
+    ours = merged(checkpoints[LLAVA], pair, weights)
+    assert distance(LLAVA, ours, unmerged(checkpoints[LLAVA], LLAVA, pair, weights)) <= MAX_ABS
+    assert distance(LLAVA, ours, unmerged(checkpoints[LLAVA], LLAVA, pair, [1.0, 1.0])) > 100 * MAX_ABS
+
+
+def test_a_package_with_an_adapter(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """The whole way: converted, checked, run by ONNX Runtime, and as far from peft's unmerged model as rounding."""
+    from mcpc.backends.ort import package_runners
+    from mcpc.inference import DualEncoder
+
+    first = train(tmp_path / "first", checkpoints[CLIP], CLIP, target_modules=[*QV, "token_embedding"])
+    second = train(tmp_path / "second", checkpoints[CLIP], CLIP, seed=2, target_modules=QV, use_rslora=True)
+    pair, weights = [first, second], [1.0, 0.5]
+    output = tmp_path / "package"
+    adapters = list(zip(pair, weights, strict=True))
+    report = convert(checkpoints[CLIP], output, adapters=adapters, progress=Silent())
+    package = Package.open(output)
+    model = DualEncoder(package.manifest, package_runners(output, package.manifest))
+    feeds = {name: tensor.numpy() for name, tensor in inputs(CLIP).items()}
+    scores = model.scores(model.encode_images(feeds), model.encode_texts(feeds))
+    with torch.no_grad():
+        expected = unmerged(checkpoints[CLIP], CLIP, pair, weights)(**inputs(CLIP))["logits_per_image"]
+    assert np.abs(scores - expected.numpy()).max() <= MAX_ABS
+    lineage = package.manifest.lineage.steps[0].options["adapters"]
+    assert [(item["name"], item["weight"]) for item in lineage] == [("first", 1.0), ("second", 0.5)]
+    facts = report.data["adapters"]
+    assert facts[0]["updated"] == 9 and facts[1]["updated"] == 8
+    assert facts[0]["furthest"] and 0 < facts[0]["mean_drift"] <= facts[0]["max_drift"]
+    again = convert(checkpoints[CLIP], tmp_path / "again", adapters=adapters, verify="none", progress=Silent())
+    tensors = [root / "weights" / "made.safetensors" for root in (output, tmp_path / "again")]
+    assert tensors[0].read_bytes() == tensors[1].read_bytes()
+    assert again.data["adapters"] == facts
+
+
+def test_drift_is_the_norm_of_the_change_over_that_of_the_weight() -> None:
+    base = np.array([[3.0, 0.0], [0.0, 4.0]], np.float32)
+    update = LowRank(lambda: np.array([[1.0], [0.0]], np.float32), lambda: np.array([[0.0, 2.0]], np.float32), 0.5)
+    drift = Drift()
+    merge = Merge("w", (2, 2), "float32", lambda step: iter([base[:1], base[1:]]), [(update, drift)])
+    assert np.array_equal(np.concatenate(list(merge.rows())), [[3.0, 1.0], [0.0, 4.0]])
+    assert drift.of["w"] == pytest.approx(1 / 5)
+
+
+def test_a_wrong_merge_is_seen(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    """The parity check can fail: a scaling that ignores rsLoRA is far from peft."""
+    adapter = train(tmp_path / "adapter", checkpoints[LLAVA], LLAVA, target_modules=QV, use_rslora=True)
+    expected = unmerged(checkpoints[LLAVA], LLAVA, [adapter])
+    tiny.edit_json(adapter / "adapter_config.json", use_rslora=False)
+    assert distance(LLAVA, merged(checkpoints[LLAVA], [adapter]), expected) > 100 * MAX_ABS
+
+
+Damage = Callable[[Path], Any]
+
+
+def _rewritten(edit: Callable[[dict[str, Array]], Any]) -> Damage:
+    def damage(root: Path) -> None:
+        from safetensors.numpy import load_file, save_file
+
+        path = root / "adapter_model.safetensors"
+        tensors = load_file(path)
+        edit(tensors)
+        save_file(tensors, path)
+
+    return damage
+
+
+def _config(**fields: Any) -> Damage:
+    return lambda root: tiny.edit_json(root / "adapter_config.json", **fields)
+
+
+def _renamed(tensors: dict[str, Array]) -> None:
+    for name in list(tensors):
+        tensors[name.replace("self_attn", "attention")] = tensors.pop(name)
+
+
+def _first(tensors: dict[str, Array], end: str) -> str:
+    return min(name for name in tensors if name.endswith(end))
+
+
+def _without(end: str) -> Callable[[dict[str, Array]], Any]:
+    return lambda tensors: tensors.pop(_first(tensors, end))
+
+
+def _poisoned(tensors: dict[str, Array]) -> None:
+    tensors[_first(tensors, "lora_B.weight")][0, 0] = np.nan
+
+
+def _narrow(tensors: dict[str, Array]) -> None:
+    name = _first(tensors, "lora_A.weight")
+    tensors[name] = np.ascontiguousarray(tensors[name][:, :-1])
+
+
+def _cut(root: Path) -> None:
+    path = root / "adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _pickled(root: Path) -> None:
+    (root / "adapter_model.safetensors").rename(root / "adapter_model.bin")
+
+
+BAD: dict[str, tuple[Damage, type[Exception], str]] = {
+    "another method": (_config(peft_type="IA3"), UnsupportedError, "not LoRA"),
+    "no config": (lambda root: (root / "adapter_config.json").unlink(), BadInputError, "adapter_config.json"),
+    "rank": (_config(r=5), BadInputError, "another rank than the config says"),
+    "rank is a word": (_config(r="many"), BadInputError, "malformed adapter config"),
+    "pattern": (_config(rank_pattern={"(": 4}), BadInputError, "no regular expression"),
+    "changed base": (_config(init_lora_weights="pissa"), UnsupportedError, "init_lora_weights"),
+    "new tokens": (_config(trainable_token_indices=[1, 2]), UnsupportedError, "trainable_token_indices"),
+    "unknown field": (_config(use_tomorrow=True), UnsupportedError, "use_tomorrow"),
+    "no magnitudes": (_config(use_dora=True), BadInputError, "missing: magnitude"),
+    "a half": (_rewritten(_without("lora_B.weight")), BadInputError, "missing: b of the update"),
+    "not finite": (_rewritten(_poisoned), BadInputError, "1 non-finite values"),
+    "another shape": (_rewritten(_narrow), BadInputError, "the update does not fit the weight"),
+    "another model": (_rewritten(_renamed), BadInputError, "0 of 8 applied"),
+    "cut": (_cut, BadInputError, "truncated"),
+    "pickled": (_pickled, UnsupportedError, "pickled"),
+    "no tensors": (lambda root: (root / "adapter_model.safetensors").unlink(), BadInputError, "has no tensors"),
+}
+
+
+@pytest.fixture(scope="module")
+def adapter(checkpoints: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain adapter of CLIP."""
+    return train(tmp_path_factory.mktemp("adapter") / "plain", checkpoints[CLIP], CLIP, target_modules=QV)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_adapter_is_refused(kind: str, checkpoints: dict[str, Path], adapter: Path, tmp_path: Path) -> None:
+    import shutil
+
+    damage, error, text = BAD[kind]
+    root = tmp_path / "adapter"
+    shutil.copytree(adapter, root)
+    damage(root)
+    with pytest.raises(error) as caught:
+        convert(checkpoints[CLIP], tmp_path / "package", adapters=[(root, 1.0)], dry_run=True, progress=Silent())
+    problems = getattr(caught.value, "problems", ())
+    assert text in "\n".join([str(caught.value), str(getattr(caught.value, "got", "")), *map(str, problems)])
+    assert not (tmp_path / "package").exists()
+
+
+def test_what_cannot_be_merged_exactly(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    tied = tiny.llava(tmp_path / "tied", tie_word_embeddings=True)
+    head = train(tmp_path / "head", tied, LLAVA, target_modules=["embed_tokens"])
+    with pytest.raises(UnsupportedError, match="tied to"):
+        merged(tied, [head])
+    dora = train(tmp_path / "dora", checkpoints[LLAVA], LLAVA, target_modules=QV, use_dora=True)
+    plain = train(tmp_path / "plain", checkpoints[LLAVA], LLAVA, target_modules=["v_proj"])
+    with pytest.raises(UnsupportedError, match="DoRA together with another adapter"):
+        merged(checkpoints[LLAVA], [dora, plain], [1.0, 1.0])
+    saved = train(tmp_path / "saved", checkpoints[LLAVA], LLAVA, target_modules=QV, modules_to_save=["lm_head"])
+    with pytest.raises(UsageError, match="can only have the weight 1"):
+        Adapter.open(saved, 0.5)
+    for weight in (0.0, float("nan")):
+        with pytest.raises(UsageError, match="a number other than 0"):
+            Adapter.open(plain, weight)
+
+
+def test_the_option_takes_a_folder_and_a_weight(tmp_path: Path) -> None:
+    from mcpc.cli.convert import parse_adapter
+
+    odd = tmp_path / "rate=3"
+    odd.mkdir()
+    assert parse_adapter("style") == (Path("style"), 1.0)
+    assert parse_adapter("style=-0.5") == (Path("style"), -0.5)
+    assert parse_adapter(str(odd)) == (odd, 1.0)
+    assert parse_adapter(f"{odd}=2") == (odd, 2.0)
+    with pytest.raises(UsageError, match=re.escape("the weight of an adapter is a number")):
+        parse_adapter("style=much")
