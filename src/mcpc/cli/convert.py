@@ -124,11 +124,15 @@ def render(console: Console, report: Report, output: Path) -> None:
     for adapter in data["adapters"]:
         render_adapter(console, adapter)
     table = Table(box=None, pad_edge=False)
-    for heading, justify in (("component", "left"), ("weights", "left"), ("bytes", "right")):
+    headings = ("component", "weights", "bytes", "share", "mean", "std", "absmax")
+    for heading, justify in zip(headings, ("left", "left", *("right",) * 5), strict=True):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for component in data["components"]:
         weights = ", ".join(f"{count:,} {dtype}" for dtype, count in component["weights"].items())
-        table.add_row(component["name"], weights, f"{component['weight_bytes']:,}")
+        statistics = component["statistics"] or {}
+        figures = [f"{statistics[name]:.3g}" if name in statistics else "" for name in ("mean", "std", "absmax")]
+        share = f"{component['share']:.1%}"
+        table.add_row(component["name"], weights, f"{component['weight_bytes']:,}", share, *figures)
     console.print(table)
     if data["unused_tensors"]:
         console.print(

@@ -94,6 +94,9 @@ def _component(tree: Tree, component: Mapping[str, Any]) -> None:
     weights = ", ".join(f"{count:,} {dtype}" for dtype, count in precision["weights"].items()) or "no weights"
     role = " ".join(filter(None, (component.get("modality"), component["role"])))
     node = branch(tree, component["name"], f"{role}: {weights}, {human_bytes(precision['bytes'])}")
+    if statistics := component.get("statistics"):
+        figures = ", ".join(f"{name} {value:g}" for name, value in statistics.items())
+        branch(node, "values", f"{figures}; {component['share']:.1%} of the weights' bytes")
     leaves(branch(node, "inputs"), shortened([tensor_text(value) for value in component["inputs"]], 6))
     leaves(branch(node, "outputs"), shortened([tensor_text(value) for value in component["outputs"]], 6))
     transforms = ", ".join(f"{count} {name}" for name, count in component["transforms"].items())

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from mcpc.checkpoint import Checkpoint
 from mcpc.checkpoint.finite import FiniteCheck
 from mcpc.checkpoint.packed import PackedInt4
+from mcpc.checkpoint.statistics import Statistics
 from mcpc.core.progress import Progress
 from mcpc.core.runner import Array
 from mcpc.core.tensors import FLOAT_DTYPES
@@ -23,6 +24,7 @@ from mcpc.errors import BadInputError, InternalError, Problem, UsageError
 from mcpc.graph.hide import is_unbound
 from mcpc.graph.io import all_initializers, dtype_name, dtype_of
 from mcpc.package import PackageWriter
+from mcpc.storage.copying import Watch
 from mcpc.storage.references import write_reference
 from mcpc.storage.safetensors import Entry, Plan, numpy_dtype, write_stream
 
@@ -96,9 +98,13 @@ def refer_to_weights(checkpoint: Checkpoint, wanted: Mapping[str, str], writer: 
 
 
 def place_weights(
-    checkpoint: Checkpoint, wanted: Mapping[str, str], writer: PackageWriter, progress: Progress
+    checkpoint: Checkpoint,
+    wanted: Mapping[str, str],
+    writer: PackageWriter,
+    progress: Progress,
+    statistics: Statistics,
 ) -> tuple[dict[str, Span], str]:
-    """Copy or rewrite the tensor files into the package.
+    """Copy or rewrite the tensor files into the package; every value is read once, checked, and counted.
 
     Returns:
         Where each wanted tensor lies, and the digest of the checkpoint's contents.
@@ -107,6 +113,12 @@ def place_weights(
         BadInputError: A value is not finite, or does not fit the narrower dtype; every such tensor is listed.
     """
     check = FiniteCheck()
+
+    def watch(entry: Entry, piece: Array) -> None:
+        if not checkpoint.is_computed(entry.name):  # what a computed one is made of is read below
+            check.see(entry, piece)
+        statistics.see(entry.name, piece)
+
     made = [name for name in wanted if name in checkpoint.made]
     used_files = {checkpoint.tensors[name].file.name for name in wanted if name not in checkpoint.made}
     spans: dict[str, Span] = {}
@@ -120,7 +132,7 @@ def place_weights(
         computed = any(checkpoint.is_computed(entry.name) for entry in entries)
         if not computed and _is_verbatim(entries, wanted, checkpoint.root / name):
             used = [entry for entry in entries if entry.name in wanted]
-            hashes[name] = writer.copy_tensors(checkpoint.root / name, relative, used, check.see)
+            hashes[name] = writer.copy_tensors(checkpoint.root / name, relative, used, watch)
             spans |= {entry.name: Span(relative, entry.offset, entry.length, entry.dtype, "none") for entry in used}
         else:
             spans |= _rewrite(
@@ -129,13 +141,13 @@ def place_weights(
                 wanted,
                 writer.path(relative),
                 relative,
-                check,
+                watch,
             )
     plain = {name for name in wanted if not checkpoint.is_computed(name)}
     checkpoint.read_for(check, checkpoint.stored(wanted) - plain)
     check.require_finite(checkpoint.root)
     if made:
-        spans |= _make(checkpoint, made, wanted, writer.path(MADE), MADE)
+        spans |= _make(checkpoint, made, wanted, writer.path(MADE), MADE, statistics)
     progress.advance(len(checkpoint.files), len(checkpoint.files))
     return spans, checkpoint.digest(hashes)
 
@@ -151,12 +163,19 @@ def _is_verbatim(entries: Sequence[Entry], wanted: Mapping[str, str], path: Path
 
 
 def _make(
-    checkpoint: Checkpoint, names: Sequence[str], wanted: Mapping[str, str], path: Path, relative: str
+    checkpoint: Checkpoint,
+    names: Sequence[str],
+    wanted: Mapping[str, str],
+    path: Path,
+    relative: str,
+    statistics: Statistics,
 ) -> dict[str, Span]:
     """Write the tensors that no file of the checkpoint holds."""
     problems: list[Problem] = []
     plans = [Plan(name, wanted[name], checkpoint.shape_of(name)) for name in names]
-    arrays = [_cast(name, checkpoint.pieces(name), wanted[name], problems) for name in names]
+    arrays = [
+        _cast(name, _counted(name, checkpoint.pieces(name), statistics), wanted[name], problems) for name in names
+    ]
     with path.open("wb") as file:
         offsets = write_stream(file, plans, arrays)
     _refuse_lost(problems, relative)
@@ -188,7 +207,7 @@ def _rewrite(
     wanted: Mapping[str, str],
     path: Path,
     relative: str,
-    check: FiniteCheck,
+    watch: Watch,
 ) -> dict[str, Span]:
     problems: list[Problem] = []
     plans: list[Plan] = []
@@ -201,9 +220,8 @@ def _rewrite(
             arrays += [matrix.packed(), _scales(matrix)]
         else:
             plans.append(Plan(entry.name, wanted[entry.name], entry.shape))
-            pieces = checkpoint.pieces(entry.name)
-            seen = pieces if checkpoint.is_computed(entry.name) else _seen(entry, pieces, check)
-            arrays.append(_cast(entry.name, seen, wanted[entry.name], problems))
+            pieces = _seen(entry, checkpoint.pieces(entry.name), watch)
+            arrays.append(_cast(entry.name, pieces, wanted[entry.name], problems))
     with path.open("wb") as file:
         offsets = write_stream(file, plans, arrays)
     _refuse_lost(problems, relative)
@@ -214,9 +232,15 @@ def _rewrite(
     }
 
 
-def _seen(entry: Entry, pieces: Iterator[Array], check: FiniteCheck) -> Iterator[Array]:
+def _seen(entry: Entry, pieces: Iterator[Array], watch: Watch) -> Iterator[Array]:
     for piece in pieces:
-        check.see(entry, piece)
+        watch(entry, piece)
+        yield piece
+
+
+def _counted(name: str, pieces: Iterator[Array], statistics: Statistics) -> Iterator[Array]:
+    for piece in pieces:
+        statistics.see(name, piece)
         yield piece
 
 

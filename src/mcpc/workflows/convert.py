@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mcpc.checkpoint import Checkpoint
 from mcpc.checkpoint.adapters import Adapter
 from mcpc.checkpoint.lora import Drift
+from mcpc.checkpoint.statistics import Statistics
 from mcpc.core.progress import Progress
 from mcpc.core.report import Report
 from mcpc.errors import BadInputError, Problem, UsageError
@@ -99,8 +100,9 @@ def convert(
         return Report("convert", data={"plan": _plan_data(plan, checkpoint)})
     stages: dict[str, float] = {"prepare_s": time.perf_counter() - started}
     with package_writer(output, force) as writer:
+        statistics = Statistics()
         options = {"dtype": dtype, "weights": weights, **_adapter_options(loras)}
-        manifest = _export(checkpoint, exporter, plan, options, verify, writer, progress, stages, outside)
+        manifest = _export(checkpoint, exporter, plan, options, verify, writer, progress, stages, outside, statistics)
         stages["convert_peak_rss_bytes"] = peak_rss_bytes()
         result: dict[str, Any] = {"checked": "none"}
         figures: dict[str, Any] | None = None
@@ -118,7 +120,8 @@ def convert(
         image = manifest.modalities.get("image")
         notes += _preflight(checkpoint, exporter, plan).row_notes(image.rows_per_item if image else None)
         merged = [_adapter_facts(lora, drift) for lora, drift in zip(loras, exporter.drifts, strict=True)]
-        report = _report(manifest, digest, writer, figures, stages, notes, merged)
+        components = _component_facts(manifest, exporter.source, statistics)
+        report = _report(manifest, digest, writer, figures, stages, notes, merged, components)
         writer.write_json("report.json", report.to_dict())
     return report
 
@@ -133,6 +136,7 @@ def _export(
     progress: Progress,
     stages: dict[str, float],
     outside: Outside | None,
+    statistics: Statistics,
 ) -> Manifest:
     """Trace, place weights, bind and save every component; return the manifest that was written."""
     begun = time.perf_counter()
@@ -154,7 +158,7 @@ def _export(
         spans = refer_to_weights(checkpoint, wanted, writer)
         digest = None if verify == "none" else checkpoint.digest()
     else:
-        spans, digest = place_weights(checkpoint, wanted, writer, progress)
+        spans, digest = place_weights(checkpoint, wanted, writer, progress, statistics)
     stages["weights_s"] = time.perf_counter() - begun
     begun = time.perf_counter()
     bound = []
@@ -204,6 +208,22 @@ def _adapter_facts(adapter: Adapter, drift: Drift) -> dict[str, Any]:
         "max_drift": max(moved.values(), default=None),
         "furthest": max(sorted(moved), key=lambda name: moved[name]) if moved else None,
     }
+
+
+def _component_facts(manifest: Manifest, source: Mapping[str, str], statistics: Statistics) -> list[dict[str, Any]]:
+    """Return each component's size, its share of the bytes, and figures over its float weights, each counted once."""
+    total = sum(component.precision.bytes for component in manifest.components)
+    return [
+        {
+            "name": component.name,
+            "weights": component.precision.weights,
+            "weight_bytes": component.precision.bytes,
+            "parameters": sum(component.precision.weights.values()),
+            "share": round(component.precision.bytes / total, 4) if total else 0.0,
+            "statistics": statistics.of(sorted({source[name] for name in component.initializers if name in source})),
+        }
+        for component in manifest.components
+    ]
 
 
 def _mode(checkpoint: Checkpoint, exporter: Exporter) -> Mode:
@@ -260,6 +280,7 @@ def _report(
     stages: dict[str, float],
     notes: list[str],
     adapters: list[dict[str, Any]],
+    components: list[dict[str, Any]],
 ) -> Report:
     total = sum(path.stat().st_size for path in writer.root.rglob("*") if path.is_file())
     return Report(
@@ -268,10 +289,7 @@ def _report(
         {
             "digest": digest,
             "template": manifest.model.template,
-            "components": [
-                {"name": c.name, "weights": c.precision.weights, "weight_bytes": c.precision.bytes}
-                for c in manifest.components
-            ],
+            "components": components,
             "package_bytes": total,
             "unused_tensors": len(manifest.unused),
             "notes": notes,

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mcpc.checkpoint.index import read_json
 from mcpc.core.report import Report
 from mcpc.errors import BadInputError
 from mcpc.package import Package
 from mcpc.package.manifest import Component
-from mcpc.package.writer import MANIFEST, VERIFICATION
+from mcpc.package.writer import MANIFEST, REPORT, VERIFICATION
 from mcpc.workflows.inspect_checkpoint import checkpoint_summary
 from mcpc.workflows.inspect_engines import ENGINES, SIDECAR_SUFFIX, engines_summary
 from mcpc.workflows.inspect_graph import graph_summary
@@ -63,13 +64,16 @@ def package_summary(root: Path) -> dict[str, Any]:
     manifest = package.manifest
     sizes = package.file_bytes()
     fields = manifest.model_dump(mode="json", exclude_none=True, exclude={"components", "kind"})
+    figures = _figures(root / REPORT)
     return {
         "chain": manifest.kind,
         "digest": package.digest,
         "total_bytes": sum(sizes.values()),
         "files": sizes,
         **fields,
-        "components": [_component(component, sizes) for component in manifest.components],
+        "components": [
+            {**_component(component, sizes), **figures.get(component.name, {})} for component in manifest.components
+        ],
         "verification": {"checked": manifest.verification.checked, **_verification(package)},
     }
 
@@ -84,6 +88,21 @@ def _component(component: Component, sizes: dict[str, int]) -> dict[str, Any]:
         "graph_bytes": sizes.get(component.file, 0),
         "initializers": len(component.initializers),
         "transforms": dict(sorted(transforms.items())),
+    }
+
+
+def _figures(path: Path) -> dict[str, dict[str, Any]]:
+    """Return what the report of a conversion says of each component's weights; {} for another report, or none."""
+    if not path.is_file():
+        return {}
+    components = read_json(path, "").get("components")
+    if not isinstance(components, list):
+        return {}
+    names = ("parameters", "share", "statistics")
+    return {
+        str(item["name"]): {name: item[name] for name in names if item.get(name) is not None}
+        for item in components
+        if isinstance(item, dict) and "name" in item
     }
 
 
