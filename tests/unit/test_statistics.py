@@ -22,8 +22,8 @@ def test_figures_are_those_of_all_values(dtype: type) -> None:
     both = np.concatenate([first, second]).astype(np.float64)
     found = statistics.of(["first", "second", "codes", "never seen"])
     assert found is not None
-    # Of six digits, half a unit of the last is up to 5e-6. The mean is a small difference of large sums, so its error is
-    # a share of the spread.
+    # Of six digits, half a unit of the last is up to 5e-6. The mean is a small difference of large sums, so its
+    # error is a share of the spread.
     assert found["std"] == pytest.approx(both.std(), rel=6e-6)
     assert abs(found["mean"] - both.mean()) < 6e-6 * both.std()
     assert found["absmax"] == pytest.approx(np.abs(both).max(), rel=6e-6)
