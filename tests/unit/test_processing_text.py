@@ -12,6 +12,7 @@ from manifests import manifest
 from mcpc.errors import BadInputError, UnsupportedError
 from mcpc.package.manifest import Manifest
 from mcpc.processing.text import TextProcessor, load_tokenizer
+from mcpc.processing.truncation import proportional
 
 IMAGE, EOS, PAD = 4, 2, 0
 BINDING: dict[str, Any] = {
@@ -61,9 +62,6 @@ def test_a_long_prompt_is_refused_at_the_limit(fashion_llava: Path) -> None:
     assert processor(fashion_llava, bound(max_tokens=length)).prompt_ids("What is this?", 1)
     with pytest.raises(BadInputError, match="too long"):
         processor(fashion_llava, bound(max_tokens=length - 1)).prompt_ids("What is this?", 1)
-    proportional = bound(max_tokens=length - 1, truncation={"policy": "proportional"})
-    with pytest.raises(UnsupportedError, match="truncation"):
-        processor(fashion_llava, proportional).prompt_ids("What is this?", 1)
 
 
 def test_ids_beyond_the_embedding_rows_are_refused(fashion_llava: Path) -> None:
@@ -148,3 +146,49 @@ def test_a_package_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     declared = manifest(modalities={"text": {"inputs": ["input_ids"]}})
     with pytest.raises(BadInputError, match="no tokenizer"):
         TextProcessor.open(tmp_path, declared)
+
+
+@pytest.mark.parametrize(
+    ("text", "items", "rows", "limit", "expected"),
+    [
+        (40, 2, 10, 70, (40, 2)),  # fits
+        (100, 10, 20, 160, (50, 5)),  # both lose half
+        (100, 3, 50, 130, (70, 1)),  # of 1.4 images' room, one whole image; the text has the rest
+        (1000, 1, 30, 40, (0, 0)),  # one word and one image do not fit: refused
+        (1000, 1, 30, 45, (5, 1)),
+        (2, 5, 30, 80, (2, 2)),  # what the text does not use goes to images
+        (50, 0, 0, 30, (20, 0)),
+    ],
+)
+def test_text_and_images_lose_the_same_share(
+    text: int, items: int, rows: int, limit: int, expected: tuple[int, int]
+) -> None:
+    frame = 10
+    if expected == (0, 0):
+        with pytest.raises(BadInputError, match="does not fit even when it is cut"):
+            proportional(text, items, rows, frame, limit)
+        return
+    share = proportional(text, items, rows, frame, limit)
+    assert (share.text, share.items) == expected
+    assert frame + share.text + rows * share.items <= limit
+
+
+def test_a_prompt_is_cut_to_its_limit_and_keeps_its_placeholders(fashion_llava: Path) -> None:
+    text = processor(fashion_llava, bound(max_tokens=2000))
+    prompt = "What is this, and what is that? " * 12
+    whole = text.prompt_ids(prompt, 3)
+    assert text.cut(prompt, 3, len(whole)) == (prompt, 3)
+    for limit in range(40, len(whole), 7):
+        part, images = text.cut(prompt, 3, limit)
+        ids = text.prompt_ids(part, images)
+        assert len(ids) <= limit
+        assert prompt.startswith(part) and 1 <= images <= 3
+        assert ids.count(IMAGE) == 16 * images, "placeholders and feature rows differ"
+        assert ids[-2:] == whole[-2:] and ids[:3] == whole[:3], "the format was cut"
+        # Not a token fewer than has to be: one more word would be too long.
+        longer = prompt[: len(part) + 12]
+        assert len(text.prompt_ids(longer, images)) > limit or longer == prompt
+    with pytest.raises(BadInputError, match="does not fit"):
+        text.cut(prompt, 3, 20)
+    with pytest.raises(UnsupportedError, match="cannot be cut"):
+        processor(fashion_llava, bound(prompt=None)).cut("<image> a b c d e f", 1, 18)

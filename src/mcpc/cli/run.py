@@ -27,6 +27,10 @@ def run(
     max_new_tokens: Annotated[
         int | None, typer.Option(min=1, help="Longest answer; the package's own limit if not given.")
     ] = None,
+    truncate: Annotated[
+        bool,
+        typer.Option("--truncate", help="Cut a prompt that is too long: text and whole images, each by its share."),
+    ] = False,
     allow_unverified: AllowUnverified = False,
     json_output: Json = False,
 ) -> None:
@@ -36,7 +40,7 @@ def run(
         from mcpc.workflows.run import Request
         from mcpc.workflows.run import run as answer
 
-        request = Request(tuple(image or ()), prompt, audio, tuple(text or ()), max_new_tokens)
+        request = Request(tuple(image or ()), prompt, audio, tuple(text or ()), max_new_tokens, truncate)
         on_text = _ignore if json_output else lambda piece: stream(progress, piece)
         return answer(package, request, allow_unverified=allow_unverified, on_text=on_text, progress=progress)
 
@@ -52,6 +56,9 @@ def render(console: Console, report: Report) -> None:
     data = report.data
     if data["kind"] != "dual-encoder":
         console.print()
+        cut = data.get("cut", {})
+        if any(cut.values()):
+            console.print(f"note: {cut['images']} images and {cut['characters']} characters of the prompt were cut off")
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("image", "text"):

@@ -13,6 +13,7 @@ from tokenizers.decoders import DecodeStream
 from mcpc.core.runner import Array
 from mcpc.errors import BadInputError, UnsupportedError
 from mcpc.package.manifest import Binding, Manifest
+from mcpc.processing.truncation import proportional
 from mcpc.storage.pointers import stand_in
 
 _IMAGE_SLOT = re.compile(r"\{image\}\n?")
@@ -54,6 +55,39 @@ class TextProcessor:
             BadInputError: The placeholders do not match the images, an id has no embedding row, or it is too long.
             UnsupportedError: The package cannot read image files.
         """
+        ids = self._expanded(prompt, images)
+        self._check(ids, "--prompt")
+        return ids
+
+    def cut(self, prompt: str, images: int, limit: int) -> tuple[str, int]:
+        """Return the beginning of a prompt and the number of images with which it has at most `limit` tokens.
+
+        Text and images lose the same share of their tokens (see `truncation.proportional`); the first images stay, and
+        the prompt format stays whole. A prompt that fits stays as it is.
+
+        Raises:
+            BadInputError: Not even a word and an image fit.
+            UnsupportedError: The prompt itself places the images, so that none can go.
+        """
+        if len(self._expanded(prompt, images)) <= limit:
+            return prompt, images
+        if self._binding.prompt is None:
+            raise UnsupportedError("a prompt that places its images itself cannot be cut", where="--truncate")
+        frame = len(self._encode(self._formatted("", 0)))
+        slot = len(self._encode(self._formatted("", 1))) - frame if images else 0
+        per_image = self._rows_per_image() + slot - 1 if images else 0
+        ends = [end for _, end in self._tokenizer.encode(prompt, add_special_tokens=False).offsets]
+        share = proportional(len(ends), images, per_image, frame, limit)
+        # Tokens at the seams may join or part, so that a few more have to go.
+        for words in range(share.text, 0, -1):
+            part = prompt[: ends[words - 1]]
+            if len(self._expanded(part, share.items)) <= limit:
+                return part, share.items
+        raise BadInputError(
+            "the prompt does not fit even when it is cut", where="--truncate", expected=f"{limit} tokens"
+        )
+
+    def _expanded(self, prompt: str, images: int) -> list[int]:
         ids = self._encode(self._formatted(prompt, images))
         image = self._binding.placeholders.get("image")
         if image is not None:
@@ -70,7 +104,6 @@ class TextProcessor:
                 )
             rows = self._rows_per_image() if images else 0
             ids = [token for token in ids for _ in range(rows if token == image.token_id else 1)]
-        self._check(ids, "--prompt")
         return ids
 
     def _formatted(self, prompt: str, images: int) -> str:
@@ -137,8 +170,6 @@ class TextProcessor:
         if not ids:
             raise BadInputError("the text is empty", where=where)
         if len(ids) > self._binding.max_tokens:
-            if self._binding.truncation.policy != "refuse":
-                raise UnsupportedError("this truncation policy is not supported", got=self._binding.truncation.policy)
             limit = f"at most {self._binding.max_tokens} tokens"
             raise BadInputError("the text is too long", where=where, expected=limit, got=f"{len(ids)}")
         if self._vocabulary is not None and max(ids) >= self._vocabulary:

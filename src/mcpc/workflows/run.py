@@ -36,6 +36,7 @@ class Request:
     audio: Path | None = None
     texts: tuple[str, ...] = ()
     max_new_tokens: int | None = None
+    truncate: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def _check_request(kind: str, request: Request) -> None:
         "--audio": request.audio,
         "--text": request.texts,
         "--max-new-tokens": request.max_new_tokens,
+        "--truncate": request.truncate or None,
     }
     given = {option for option, value in values.items() if value not in (None, ())}
     expected, got = ", ".join(sorted(accepted)), ", ".join(sorted(given)) or "no option"
@@ -122,8 +124,12 @@ def _check_request(kind: str, request: Request) -> None:
 
 
 def _answer(call: _Call) -> dict[str, Any]:
-    images, text = call.request.images, call.text()
-    ids = text.prompt_ids(str(call.request.prompt), len(images))
+    images, text, prompt = call.request.images, call.text(), str(call.request.prompt)
+    binding = call.manifest.binding
+    if call.request.truncate or (binding and binding.truncation.policy == "proportional"):
+        prompt, kept = text.cut(prompt, len(images), _room(call))
+        images = images[:kept]
+    ids = text.prompt_ids(prompt, len(images))
     pixels = load_images(images, call.modality("image")) if images else None
     limit = _limit(call, len(ids))
     runners, load_ms = call.load()
@@ -131,6 +137,10 @@ def _answer(call: _Call) -> dict[str, Any]:
     return {
         "images": [str(path) for path in images],
         "prompt_tokens": len(ids),
+        "cut": {
+            "images": len(call.request.images) - len(images),
+            "characters": len(str(call.request.prompt)) - len(prompt),
+        },
         **_generate(call, text, steps, load_ms),
     }
 
@@ -188,11 +198,20 @@ class _Chain:
 
 
 _CHAINS = {
-    "vision-language": _Chain(_answer, frozenset({"--prompt"}), frozenset({"--image", "--max-new-tokens"})),
+    "vision-language": _Chain(
+        _answer, frozenset({"--prompt"}), frozenset({"--image", "--max-new-tokens", "--truncate"})
+    ),
     "speech-seq2seq": _Chain(_transcript, frozenset({"--audio"}), frozenset({"--max-new-tokens"})),
     "image-seq2seq": _Chain(_caption, frozenset({"--image"}), frozenset({"--max-new-tokens"})),
     "dual-encoder": _Chain(_scores, frozenset({"--image", "--text"})),
 }
+
+
+def _room(call: _Call) -> int:
+    """Return how many tokens a prompt may have when it is cut: the context less the answer, half of it at least."""
+    wanted = call.request.max_new_tokens or require_generation(call.manifest).max_new_tokens
+    context = call.manifest.binding.max_tokens if call.manifest.binding else 0
+    return context - min(wanted, context // 2)
 
 
 def _limit(call: _Call, prompt_tokens: int) -> int:
