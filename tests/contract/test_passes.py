@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ CONFIGS: dict[str, Any] = {
     "quantize.linear-int4": LinearInt4Options(),
     "quantize.linear-int8": LinearInt8Options(),
     "lower.dequantize-tables": None,
+    "rewrite.join-transposes": None,
+    "rewrite.join-reshapes": None,
+    "rewrite.join-squeezes": None,
 }
 #: What a lossy pass must meet on these graphs; the others are compared bit by bit.
 GATES = {
@@ -107,6 +111,41 @@ def quantized_tables(make: Callable[[], ir.Model]) -> Callable[[], ir.Model]:
     return build
 
 
+def moving(body: str) -> Callable[[], ir.Model]:
+    """Return how to make a graph of nodes that move data, with shapes and axes as initializers."""
+    constants = {
+        "flat": [-1, 64], "halves": [2, 5, 2, 32], "wide": [2, 5, 64], "zero": [0], "one": [1], "two": [2], "last": [3],
+        "ends": [0, 3],
+    }  # fmt: skip
+
+    def build() -> ir.Model:
+        used = {name: values for name, values in constants.items() if re.search(rf"\b{name}\b", body)}
+        inputs = "".join(f", int64[{len(values)}] {name}" for name, values in used.items())
+        text = f"g (float[2,5,64] x{inputs}) => (float[o0,o1,o2] y) {{ {body} }}"
+        return model_of(text, **{name: np.array(values, np.int64) for name, values in used.items()})
+
+    return build
+
+
+TRANSPOSES = {
+    "two": "a = Transpose <perm = [1, 0, 2]> (x) y = Transpose <perm = [2, 0, 1]> (a)",
+    "three": "a = Transpose <perm = [1, 2, 0]> (x) b = Transpose <perm = [1, 2, 0]> (a) "
+    "y = Transpose <perm = [0, 2, 1]> (b)",
+    "two that cancel": "a = Transpose <perm = [1, 2, 0]> (x) b = Transpose <perm = [2, 0, 1]> (a) y = Neg (b)",
+    "two that cancel, the first shared": "a = Transpose <perm = [0, 2, 1]> (x) b = Transpose <perm = [0, 2, 1]> (a) "
+    "c = Transpose <perm = [0, 2, 1]> (a) d = Neg (b) y = Add (c, d)",
+}
+RESHAPES = {
+    "two": "a = Reshape (x, flat) y = Reshape (a, wide)",
+    "three": "a = Reshape (x, flat) b = Reshape (a, halves) y = Reshape (b, wide)",
+}
+SQUEEZES = {
+    "there and back": "a = Unsqueeze (x, one) b = Squeeze (a, one) y = Neg (b)",
+    "back and there": "s = ReduceSum (x, two) a = Squeeze (s, two) b = Unsqueeze (a, two) y = Neg (b)",
+    "two added": "a = Unsqueeze (x, one) b = Unsqueeze (a, ends) c = Squeeze (b, ends) d = Neg (c) "
+    "y = Squeeze (d, one)",
+    "two taken": "a = Unsqueeze (x, ends) n = Neg (a) b = Squeeze (n, last) y = Squeeze (b, zero)",
+}
 LINEARS = {"linear": linear, "linear in subgraphs": linear_in_subgraph}
 TABLES = {"table": table, "table in subgraphs": table_in_subgraph, "VisionEmbed": vision_table}
 MODELS: dict[str, dict[str, Callable[[], ir.Model]]] = {
@@ -114,6 +153,9 @@ MODELS: dict[str, dict[str, Callable[[], ir.Model]]] = {
     "quantize.linear-int4": LINEARS,
     "quantize.linear-int8": LINEARS,
     "lower.dequantize-tables": {name: quantized_tables(make) for name, make in TABLES.items()},
+    "rewrite.join-transposes": {name: moving(body) for name, body in TRANSPOSES.items()},
+    "rewrite.join-reshapes": {name: moving(body) for name, body in RESHAPES.items()},
+    "rewrite.join-squeezes": {name: moving(body) for name, body in SQUEEZES.items()},
 }
 CASES = [(id_, name) for id_ in PASSES for name in MODELS[id_]]
 each_case = pytest.mark.parametrize(("id_", "name"), CASES)

@@ -121,6 +121,10 @@ def render(console: Console, report: Report, output: Path) -> None:
     console.print(f"[bold]{output}[/bold]  {data['template']}, {data['package_bytes']:,} bytes, {data['digest'][:19]}")
     for note in data["notes"]:
         console.print(f"note: {note}", markup=False)
+    for item in data["rewrites"]:
+        if item["nodes_after"] < item["nodes_before"]:
+            counts = f"{item['nodes_before']} nodes become {item['nodes_after']}"
+            console.print(f"{item['rewrite']} in {item['component']}: {counts}")
     for adapter in data["adapters"]:
         render_adapter(console, adapter)
     table = Table(box=None, pad_edge=False)

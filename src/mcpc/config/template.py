@@ -148,6 +148,10 @@ class GenerationPlan(Strict):
     end: str | None = Field(default=None, description="Dotted path of the end-of-text id, where it has another name.")
 
 
+#: The passes `rewrite.<name>`.
+Rewrite = Literal["fold-batch-norm", "join-transposes", "join-reshapes", "join-squeezes"]
+
+
 class Template(Strict):
     """A model template file."""
 
@@ -163,6 +167,7 @@ class Template(Strict):
     binding: BindingPlan | None = None
     generation: GenerationPlan | None = None
     weights: Weights = Weights()
+    rewrites: tuple[Rewrite, ...] = Field(default=(), description="Rewrites of every traced graph, in this order.")
 
     @property
     def id(self) -> str:

@@ -11,6 +11,7 @@ import transformers
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.checkpoint.adapters import Adapter
+from mcpc.checkpoint.made import Made
 from mcpc.export.adapt import adapt
 from mcpc.export.calls import check_calls
 from mcpc.export.keys import map_keys
@@ -67,6 +68,14 @@ class Exporter:
             BadInputError: Lists every one, and what exists.
         """
         check_calls(self._model, plan)
+
+    def take(self, made: Mapping[str, Made]) -> Checkpoint:
+        """Take in tensors of initializers that a rewrite adds; return the checkpoint that makes them."""
+        self.source = {**self.source, **{name: item.name for name, item in made.items()}}
+        self.checkpoint = replace(
+            self.checkpoint, made={**self.checkpoint.made, **{item.name: item for item in made.values()}}
+        )
+        return self.checkpoint
 
     @property
     def model(self) -> transformers.PreTrainedModel:

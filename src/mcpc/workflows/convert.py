@@ -30,6 +30,7 @@ from mcpc.templates.plan import ExportPlan, make_plan
 from mcpc.workflows import assemble
 from mcpc.workflows.environment import give_back_large_blocks, peak_rss_bytes, tool_versions
 from mcpc.workflows.preflight import Preflight, fixed_rows
+from mcpc.workflows.rewrites import rewrite
 
 if TYPE_CHECKING:
     from mcpc.export.convert import Exporter
@@ -102,7 +103,9 @@ def convert(
     with package_writer(output, force) as writer:
         statistics = Statistics()
         options = {"dtype": dtype, "weights": weights, **_adapter_options(loras)}
-        manifest = _export(checkpoint, exporter, plan, options, verify, writer, progress, stages, outside, statistics)
+        manifest, rewrites = _export(
+            checkpoint, exporter, plan, options, verify, writer, progress, stages, outside, statistics
+        )
         stages["convert_peak_rss_bytes"] = peak_rss_bytes()
         result: dict[str, Any] = {"checked": "none"}
         figures: dict[str, Any] | None = None
@@ -121,7 +124,7 @@ def convert(
         notes += _preflight(checkpoint, exporter, plan).row_notes(image.rows_per_item if image else None)
         merged = [_adapter_facts(lora, drift) for lora, drift in zip(loras, exporter.drifts, strict=True)]
         components = _component_facts(manifest, exporter.source, statistics)
-        report = _report(manifest, digest, writer, figures, stages, notes, merged, components)
+        report = _report(manifest, digest, writer, figures, stages, notes, merged, components, rewrites)
         writer.write_json("report.json", report.to_dict())
     return report
 
@@ -137,14 +140,18 @@ def _export(
     stages: dict[str, float],
     outside: Outside | None,
     statistics: Statistics,
-) -> Manifest:
-    """Trace, place weights, bind and save every component; return the manifest that was written."""
+) -> tuple[Manifest, Sequence[Mapping[str, Any]]]:
+    """Trace, rewrite, place weights, bind and save every component; return the manifest, and what rewrites did."""
     begun = time.perf_counter()
     traced = []
     for number, component in enumerate(plan.components):
         progress.stage("tracing", component.name)
         progress.advance(number, len(plan.components), component.name)
         traced.append(exporter.trace(component, plan))
+    # A fold makes new weights, and referenced ones stay as they are.
+    names = [name for name in plan.template.rewrites if options["weights"] == "copy" or name != "fold-batch-norm"]
+    rewritten = rewrite({item.component.name: item.model for item in traced}, names, checkpoint, exporter.source)
+    checkpoint = exporter.take(rewritten.made)
     stages["trace_s"] = time.perf_counter() - begun
     preflight = _preflight(checkpoint, exporter, plan)
     for item in traced:
@@ -183,7 +190,7 @@ def _export(
     )  # fmt: skip
     manifest = assemble.build_manifest(facts, contracts)
     writer.write_manifest(manifest)
-    return manifest
+    return manifest, rewritten.facts
 
 
 def _preflight(checkpoint: Checkpoint, exporter: Exporter, plan: ExportPlan) -> Preflight:
@@ -281,6 +288,7 @@ def _report(
     notes: list[str],
     adapters: list[dict[str, Any]],
     components: list[dict[str, Any]],
+    rewrites: Sequence[Mapping[str, Any]],
 ) -> Report:
     total = sum(path.stat().st_size for path in writer.root.rglob("*") if path.is_file())
     return Report(
@@ -290,6 +298,7 @@ def _report(
             "digest": digest,
             "template": manifest.model.template,
             "components": components,
+            "rewrites": list(rewrites),
             "package_bytes": total,
             "unused_tensors": len(manifest.unused),
             "notes": notes,

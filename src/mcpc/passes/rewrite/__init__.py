@@ -1,0 +1,1 @@
+"""Rewrites of traced graphs, named by templates: the same numbers from fewer nodes."""
