@@ -40,7 +40,7 @@ schemas: $(STAMP) ## Write schemas/*.json from the types
 test: $(STAMP) ## Run every test, as CI does: under 20 minutes on two cores
 	"$(BIN)/python" -m pytest -q -n auto --dist loadfile -m "not sweep"
 
-sweep: $(STAMP) ## Run the tests that take hours; none exist yet
+sweep: $(STAMP) ## Run the tests that take longer than CI has time for
 	"$(BIN)/python" -m pytest -q -m sweep || test $$? -eq 5
 
 demo: $(STAMP) ## Compile the two example models and compare them with PyTorch
