@@ -45,6 +45,7 @@ class AdapterConfig:
         alpha_pattern: The same -> alpha.
         rank_stabilized: Scale by alpha / sqrt(rank) instead of alpha / rank.
         dora: Weights are decomposed into magnitude and direction.
+        saved: Ends of the paths of modules that were trained whole.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class AdapterConfig:
     alpha_pattern: Mapping[str, float]
     rank_stabilized: bool
     dora: bool
+    saved: tuple[str, ...] = ()
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module's update."""
@@ -81,9 +83,9 @@ def read_config(root: Path) -> AdapterConfig:
     problems = [
         Problem("a field that mcpc does not merge", name, got=str(value)[:80])
         for name, value in sorted(fields.items())
-        if value and name not in _WITHOUT_EFFECT | _WITH_EFFECT and not _is_default(name, value)
+        if name not in _WITHOUT_EFFECT | _WITH_EFFECT and not _is_off(name, value)
     ]
-    if beginning not in _PLAIN_BEGINNINGS:
+    if not isinstance(beginning, (bool, str, type(None))) or beginning not in _PLAIN_BEGINNINGS:
         problems.append(
             Problem("changes the base weights, which the adapter belongs to", "init_lora_weights", got=str(beginning))
         )
@@ -94,24 +96,58 @@ def read_config(root: Path) -> AdapterConfig:
         )  # fmt: skip
     try:
         return _parse(fields)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadInputError("malformed adapter config", where=str(path), got=repr(error)) from None
+    except (ValueError, OverflowError) as error:
+        raise BadInputError("malformed adapter config", where=str(path), got=str(error)) from None
 
 
 def _parse(fields: Mapping[str, Any]) -> AdapterConfig:
-    ranks = {str(name): int(rank) for name, rank in (fields.get("rank_pattern") or {}).items()}
-    alphas = {str(name): float(alpha) for name, alpha in (fields.get("alpha_pattern") or {}).items()}
-    rank, alpha = int(fields["r"]), float(fields["lora_alpha"])
-    if min(rank, *ranks.values(), 1) < 1 or not all(math.isfinite(value) for value in (alpha, *alphas.values())):
-        raise ValueError(f"r {rank}, lora_alpha {alpha}")
-    for pattern in (*ranks, *alphas):
+    flags = {name: _flag(fields, name) for name in ("use_rslora", "use_dora", "fan_in_fan_out")}
+    ranks = {key: _rank(f"rank_pattern.{key}", rank) for key, rank in _patterns(fields, "rank_pattern").items()}
+    alphas = {key: _alpha(f"alpha_pattern.{key}", alpha) for key, alpha in _patterns(fields, "alpha_pattern").items()}
+    saved = fields.get("modules_to_save") or []
+    if not isinstance(saved, list) or not all(isinstance(name, str) and name for name in saved):
+        raise ValueError(f"modules_to_save is no list of names: {saved!r}")
+    return AdapterConfig(
+        _rank("r", fields.get("r")), _alpha("lora_alpha", fields.get("lora_alpha")), ranks, alphas,
+        flags["use_rslora"], flags["use_dora"], tuple(saved),
+    )  # fmt: skip
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{name} is neither true nor false: {value!r}")
+    return bool(value)
+
+
+def _rank(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} is no whole number above 0: {value!r}")
+    return value
+
+
+def _alpha(name: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{name} is no number: {value!r}")
+    return float(value)
+
+
+def _patterns(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    patterns = fields.get(name)
+    if patterns is None:
+        return {}
+    if not isinstance(patterns, dict):
+        raise ValueError(f"{name} is no object: {patterns!r}")
+    for pattern in patterns:
         _expression(pattern)
-    return AdapterConfig(rank, alpha, ranks, alphas, bool(fields.get("use_rslora")), bool(fields.get("use_dora")))
+    return patterns
 
 
-def _is_default(name: str, value: Any) -> bool:
-    """Return True for objects that peft writes although nothing was asked for."""
-    return name == "loftq_config" and not any(value.values()) if isinstance(value, dict) else False
+def _is_off(name: str, value: Any) -> bool:
+    """Return True for what peft writes where nothing was asked for."""
+    if name == "loftq_config" and isinstance(value, dict):
+        return not any(value.values())
+    return value is None or value is False or (isinstance(value, (list, dict)) and not value)
 
 
 def _expression(pattern: str) -> re.Pattern[str]:

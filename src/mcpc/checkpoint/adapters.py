@@ -59,6 +59,7 @@ class Adapter:
         digest: Of its config and tensors.
         updates: Module path -> its update.
         replaced: Parameter -> the tensor that takes its place (`modules_to_save`, trained biases).
+        saved: Ends of the paths of modules that its config says were trained whole.
     """
 
     root: Path
@@ -66,6 +67,7 @@ class Adapter:
     digest: str
     updates: Mapping[str, Update]
     replaced: Mapping[str, Entry]
+    saved: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -98,7 +100,7 @@ class Adapter:
         _require_finite(root, entries)
         updates, replaced = _sorted(root, entries, config, weight)
         digest = digest_of_files({name: sha256_of_file(root / name) for name in (CONFIG, TENSORS)})
-        return cls(root, weight, digest, updates, replaced)
+        return cls(root, weight, digest, updates, replaced, config.saved)
 
 
 def _require_finite(root: Path, entries: Mapping[str, Entry]) -> None:
@@ -118,6 +120,7 @@ def _sorted(
     parts: dict[str, dict[str, Entry]] = {}
     replaced: dict[str, Entry] = {}
     trained: list[str] = []
+    problems: list[Problem] = []
     for key, entry in entries.items():
         name = key.removeprefix(_PREFIX)
         found = _PART.match(name)
@@ -125,9 +128,12 @@ def _sorted(
             parts.setdefault(found["module"], {})[_PARTS[found["part"]]] = entry
         else:
             # peft saves an embedding's own table, as it was, beside its update.
-            trained += [] if ".base_layer." in name else [name]
-            replaced[name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")] = entry
-    problems = [problem for module, found in sorted(parts.items()) for problem in _faults(module, found, config)]
+            trained += [] if name.endswith(".base_layer.weight") else [name]
+            parameter = name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+            if parameter in replaced:
+                problems.append(Problem(f"takes the place of a parameter that {replaced[parameter].name} takes", key))
+            replaced[parameter] = entry
+    problems += [problem for module, found in sorted(parts.items()) for problem in _faults(module, found, config)]
     if not parts and not replaced:
         problems.append(Problem("the adapter holds no tensor"))
     if problems:

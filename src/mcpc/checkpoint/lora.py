@@ -19,7 +19,7 @@ from mcpc.errors import BadInputError
 from mcpc.storage.safetensors import Entry, numpy_dtype
 
 #: Of a merged weight that are in memory at a time.
-_BLOCK_ELEMENTS = 1 << 22
+BLOCK_ELEMENTS = 1 << 22
 
 Rows = Callable[[int], Iterator[Array]]
 
@@ -82,7 +82,7 @@ class Merge:
             BadInputError: A value does not fit the dtype.
         """
         columns = math.prod(self.shape[1:])
-        step = max(1, _BLOCK_ELEMENTS // max(1, columns))
+        step = max(1, BLOCK_ELEMENTS // max(1, columns))
         operands = [(update, update.left(), update.right(), self._lengths(update, step)) for update, _ in self.updates]
         moved, before = np.zeros(len(operands)), np.zeros(len(operands))
         start = 0
@@ -92,7 +92,7 @@ class Merge:
                 was = merged
                 merged = was + update.scaling * (left[start : start + len(block)] @ right)
                 if update.magnitude is not None:
-                    merged = merged * _factor(update, merged, lengths, start)
+                    merged = merged * self._factor(update, merged, lengths, start)
                 before[number] += np.square(was, dtype=np.float64).sum()
                 moved[number] += np.square(merged - was, dtype=np.float64).sum()
             start += len(block)
@@ -113,6 +113,25 @@ class Merge:
         lengths: Array = np.sqrt(sums).astype(np.float32)
         return lengths
 
+    def _factor(self, update: LowRank, merged: Array, lengths: Array | None, start: int) -> Array:
+        """Return what DoRA multiplies some merged rows by: wanted length over actual length."""
+        if update.magnitude is None:
+            raise ValueError("the update has no magnitude")
+        wanted = update.magnitude().reshape(-1)
+        if lengths is not None:
+            actual, factor_shape = lengths, (1, -1)
+        else:
+            actual = np.sqrt(np.square(merged, dtype=np.float64).sum(axis=1)).astype(np.float32)
+            wanted, factor_shape = wanted[start : start + len(merged)], (-1, 1)
+        if not actual.all():
+            what, first = ("column", 0) if lengths is not None else ("row", start)
+            raise BadInputError(
+                f"DoRA gives {what} {first + int(np.argmin(actual))} a length, and it has no direction: it is all zero",
+                where=self.parameter, hint="the adapter was trained on other weights",
+            )  # fmt: skip
+        factor: Array = (wanted / actual).reshape(factor_shape)
+        return factor
+
     def _rounded(self, block: Array) -> Array:
         with np.errstate(over="ignore"):
             rounded = block.astype(numpy_dtype(self.dtype))
@@ -122,18 +141,6 @@ class Merge:
                 hint="convert a float32 checkpoint, or give the adapter a smaller weight",
             )  # fmt: skip
         return rounded
-
-
-def _factor(update: LowRank, merged: Array, lengths: Array | None, start: int) -> Array:
-    """Return what DoRA multiplies some merged rows by: wanted length over actual length."""
-    if update.magnitude is None:
-        raise ValueError("the update has no magnitude")
-    wanted = update.magnitude().reshape(-1)
-    if lengths is not None:
-        return wanted / lengths
-    actual = np.sqrt(np.square(merged, dtype=np.float64).sum(axis=1)).astype(np.float32)
-    factor: Array = (wanted[start : start + len(merged)] / actual)[:, None]
-    return factor
 
 
 def matrix_rows(entry: Entry) -> Rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,10 +13,12 @@ from transformers.pytorch_utils import Conv1D
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.checkpoint.adapters import Adapter, Update
-from mcpc.checkpoint.lora import Drift, LowRank, Merge, Rows, matrix_rows
+from mcpc.checkpoint.lora import Drift, LowRank, Merge, matrix_rows
 from mcpc.checkpoint.made import Flow, Made
 from mcpc.core.runner import Array
 from mcpc.errors import BadInputError, Problem, UnsupportedError
+from mcpc.export.changes import HINT, Change, base_rows, refuse_inexact
+from mcpc.export.conversions import Conversion
 from mcpc.export.keys import Names
 from mcpc.storage.safetensors import Entry
 
@@ -24,16 +26,28 @@ _CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 
 
 @dataclass
-class _Change:
-    """What happens to one parameter."""
+class _Findings:
+    """Why tensors of an adapter have no place."""
 
-    replaced: Entry | None = None
-    updates: list[tuple[LowRank, Drift]] = field(default_factory=list)
-    adapters: list[Adapter] = field(default_factory=list)
+    wrong: list[Problem] = field(default_factory=list)
+    unsupported: list[Problem] = field(default_factory=list)
 
-    def add(self, adapter: Adapter) -> None:
-        if adapter not in self.adapters:
-            self.adapters.append(adapter)
+    def refuse(self, adapter: Adapter) -> None:
+        """Raise when there is any."""
+        problems = [*self.wrong, *self.unsupported]
+        if not problems:
+            return
+        total = len(adapter.replaced) + len(adapter.updates)
+        applied = total - len(problems)
+        if not self.wrong:
+            raise UnsupportedError(
+                f"the adapter cannot be merged: {problems[0]}", where=str(adapter.root), problems=problems, hint=HINT
+            )
+        raise BadInputError(
+            f"the adapter does not fit the model: {applied} of {total} applied", where=str(adapter.root),
+            problems=problems,
+            hint="the adapter was trained on another model" if not applied else "the adapter and the model differ",
+        )  # fmt: skip
 
 
 def adapt(
@@ -41,6 +55,7 @@ def adapt(
     checkpoint: Checkpoint,
     source: Mapping[str, str],
     adapters: Sequence[Adapter],
+    dtype: str = "keep",
 ) -> tuple[dict[str, Made], list[Drift]]:
     """Return {parameter: its merged weight}, and the drift of each adapter, known once the weights were computed.
 
@@ -49,93 +64,136 @@ def adapt(
         checkpoint: Where the base weights lie.
         source: Parameter -> tensor of the checkpoint, or one that is made of others.
         adapters: In the order in which they are merged.
+        dtype: Float dtype of the package, or `keep`. A weight that is stored in another one than its base is merged in
+            float32, and rounded only when it is stored.
 
     Raises:
         BadInputError: A tensor of an adapter fits no module, or a shape differs; everything is listed.
         UnsupportedError: A weight that cannot be merged: tied, in four bits, made of several experts.
     """
     names = Names(model)
-    changes: dict[str, _Change] = {}
+    changes: dict[str, Change] = {}
     drifts = [Drift() for _ in adapters]
     for adapter, drift in zip(adapters, drifts, strict=True):
         _fit(model, names, adapter, drift, changes)
-    _refuse_unmergeable(model, names.state, checkpoint, source, changes)
-    return {name: _made(name, change, checkpoint, source[name]) for name, change in sorted(changes.items())}, drifts
+    refuse_inexact(type(model).__name__, names.state, checkpoint, source, changes)
+    made: dict[str, Made] = {}
+    of_base: dict[str, Made] = {}  # parameters that are tied stay one: what happens to them is the same
+    for name, change in sorted(changes.items()):
+        key = source[name]
+        of_base[key] = made[name] = of_base.get(key) or _made(name, change, checkpoint, key, dtype)
+    return made, drifts
 
 
 def _fit(
-    model: transformers.PreTrainedModel, names: Names, adapter: Adapter, drift: Drift, changes: dict[str, _Change]
+    model: transformers.PreTrainedModel, names: Names, adapter: Adapter, drift: Drift, changes: dict[str, Change]
 ) -> None:
     """Find the parameter of every tensor of an adapter."""
-    unknown: list[Problem] = []
-    wrong: list[Problem] = []
+    found = _Findings()
+    whole: set[str] = set()
     for key, entry in sorted(adapter.replaced.items()):
-        name = _parameter(names, key)
+        name = _parameter(names, key, key, found)
         if name is None:
-            unknown.append(Problem("the model has no such parameter", key))
-        elif tuple(names.state[name].shape) != entry.shape:
-            wrong.append(Problem("wrong shape", key, str(list(names.state[name].shape)), str(list(entry.shape))))
-        else:
-            change = changes.setdefault(name, _Change())
-            change.replaced = entry
-            change.add(adapter)
+            continue
+        if tuple(names.state[name].shape) != entry.shape:
+            expected, got = list(names.state[name].shape), list(entry.shape)
+            found.wrong.append(Problem("wrong shape", key, str(expected), str(got)))
+            continue
+        whole.add(name)
+        changes.setdefault(name, Change()).by(adapter).replaced.append((adapter, entry))
     for path, update in sorted(adapter.updates.items()):
-        name = _parameter(names, f"{path}.weight")
-        if name is None:
-            unknown.append(Problem("the model has no such module", path))
+        name = _parameter(names, f"{path}.weight", path, found)
+        if name is None or not _fits(model, names, name, path, update, found):
             continue
         module = model.get_submodule(name.removesuffix(".weight"))
-        shape = tuple(names.state[name].shape)
-        if problem := _misfit(path, module, shape, update):
-            wrong.append(problem)
-            continue
-        change = changes.setdefault(name, _Change())
-        change.updates.append((_low_rank(module, update), drift))
-        change.add(adapter)
+        changes.setdefault(name, Change()).by(adapter).updates.append((_low_rank(module, update), drift))
         if update.bias is not None:
             bias = name.removesuffix("weight") + "bias"
-            if bias not in names.state:
-                wrong.append(Problem("the update has a bias, and the module has none", path))
-                continue
-            change = changes.setdefault(bias, _Change())
-            change.updates.append((_bias(update), drift))
-            change.add(adapter)
-    total = len(adapter.replaced) + len(adapter.updates)
-    if unknown or wrong:
-        applied = total - len(unknown) - len(wrong)
+            changes.setdefault(bias, Change()).by(adapter).updates.append((_bias(update), drift))
+    found.refuse(adapter)
+    if lacking := _lacking(model, adapter, whole):
         raise BadInputError(
-            f"the adapter does not fit the model: {applied} of {total} applied", where=str(adapter.root),
-            problems=[*unknown, *wrong],
-            hint="the adapter was trained on another model" if not applied else "the adapter and the model differ",
+            f"the adapter lacks what modules_to_save names: {lacking[0]}", where=str(adapter.root), problems=lacking,
+            hint="save the adapter again with peft",
         )  # fmt: skip
 
 
-def _parameter(names: Names, key: str) -> str | None:
+def _parameter(names: Names, key: str, where: str, found: _Findings) -> str | None:
     """Return the parameter of that name in the model as it was trained, or as it is called now."""
     if key in names.state:
         return key
     name, pattern = names.parameter(key)
-    return name if pattern is None and name in names.state else None
+    if name is not None and pattern is not None:
+        targets = [target for target in Conversion(names.converters[pattern], name).targets if target in names.state]
+        if targets:
+            found.unsupported.append(Problem(f"one of several tensors that make up {targets[0]}", where))
+            return None
+    if name is None or pattern is not None:
+        kind = "parameter" if key == where else "module"
+        found.wrong.append(Problem(f"the model has no such {kind}", where))
+        return None
+    return name
+
+
+def _fits(
+    model: transformers.PreTrainedModel, names: Names, name: str, path: str, update: Update, found: _Findings
+) -> bool:
+    """Return whether an update fits its parameter; note why when it does not."""
+    module, shape = model.get_submodule(name.rpartition(".")[0]), tuple(names.state[name].shape)
+    kinds = (torch.nn.Linear, torch.nn.Embedding, Conv1D, *_CONVOLUTIONS)
+    if not name.endswith(".weight") or not isinstance(module, kinds):
+        kind = type(module).__name__
+        found.unsupported.append(Problem(f"a module of a kind that mcpc does not merge: {kind}", path))
+        return False
+    if getattr(module, "groups", 1) != 1:
+        found.unsupported.append(Problem("a convolution of several groups, which mcpc does not merge", path))
+        return False
+    problem = _misfit(path, module, shape, update)
+    if problem is None and update.bias is not None:
+        bias = names.state.get(name.removesuffix("weight") + "bias")
+        if bias is None:
+            problem = Problem("the update has a bias, and the module has none", path)
+        elif tuple(bias.shape) != update.bias.shape:
+            problem = Problem("wrong bias", path, str(list(bias.shape)), str(list(update.bias.shape)))
+    if problem is not None:
+        found.wrong.append(problem)
+    return problem is None
 
 
 def _misfit(path: str, module: torch.nn.Module, shape: tuple[int, ...], update: Update) -> Problem | None:
-    """Return what is wrong between an update and the module that it is for, None when it fits."""
+    """Return what is wrong with the shapes of an update, None when they fit."""
     a, b = update.a.shape, update.b.shape
-    if isinstance(module, (torch.nn.Linear, *_CONVOLUTIONS)):
-        if getattr(module, "groups", 1) != 1:
-            return Problem("a convolution of several groups, which mcpc does not merge", path)
-        fits = (b[0], *a[1:]) == shape and math.prod(b[2:]) == 1
-    elif isinstance(module, (torch.nn.Embedding, Conv1D)):
-        turned = (b[0], a[1]) if isinstance(module, torch.nn.Embedding) else (a[1], b[0])
-        fits = (a[1], b[0]) == shape and len(a) == len(b) == len(turned)
+    if isinstance(module, (torch.nn.Embedding, Conv1D)):
+        fits = (a[1:], b[:1]) == (shape[:1], shape[1:]) and len(b) == 2  # stored as [in, out]
+        lengths = shape[1]
     else:
-        return Problem(f"a module of a kind that mcpc does not merge: {type(module).__name__}", path)
-    rows = shape[1] if isinstance(module, (torch.nn.Embedding, Conv1D)) else shape[0]
-    if update.magnitude is not None and math.prod(update.magnitude.shape) != rows:
-        return Problem("wrong magnitude", path, str(rows), str(list(update.magnitude.shape)))
+        fits = (b[0], *a[1:]) == shape and math.prod(b[2:]) == 1
+        lengths = shape[0]
     if not fits:
         return Problem("the update does not fit the weight", path, str(list(shape)), f"{list(a)} and {list(b)}")
+    if update.magnitude is not None and math.prod(update.magnitude.shape) != lengths:
+        return Problem("wrong magnitude", path, str(lengths), str(list(update.magnitude.shape)))
     return None
+
+
+def _lacking(model: transformers.PreTrainedModel, adapter: Adapter, whole: set[str]) -> list[Problem]:
+    """Return what `modules_to_save` names and the adapter does not hold.
+
+    Source: peft `_set_trainable`, which takes every module whose path ends so.
+    """
+    problems = []
+    for end in adapter.saved:
+        paths = [path for path, _ in model.named_modules() if path.endswith(end)]
+        held = any(f".{key}".find(f"{end}.") > 0 for key in adapter.replaced)
+        if not paths and not held:
+            problems.append(Problem("the adapter holds no tensor of it", end))
+        problems += [
+            Problem(f"of {end}, and the adapter does not hold it", f"{path}.{name}")
+            for path in paths
+            for name, _ in model.get_submodule(path).named_parameters()
+            if f"{path}.{name}" not in whole
+        ]
+    return problems
 
 
 def _low_rank(module: torch.nn.Module, update: Update) -> LowRank:
@@ -164,54 +222,14 @@ def _matrix(entry: Entry, row: bool = False) -> Callable[[], Array]:
     return read
 
 
-def _refuse_unmergeable(
-    model: transformers.PreTrainedModel,
-    state: Mapping[str, torch.Tensor],
-    checkpoint: Checkpoint,
-    source: Mapping[str, str],
-    changes: Mapping[str, _Change],
-) -> None:
-    """Refuse what would be merged into more than was trained, or cannot be merged exactly."""
-    sharing: dict[str, list[str]] = {}
-    for name in state:
-        sharing.setdefault(source[name], []).append(name)
-    problems = []
-    for name, change in changes.items():
-        others = [other for other in sharing[source[name]] if other not in changes]
-        if others:
-            problems.append(Problem(f"tied to {others[0]}, which the adapter leaves alone", name))
-        if source[name] in checkpoint.packed:
-            problems.append(Problem("stored in four bits", name))
-        dora = any(update.magnitude is not None for update, _ in change.updates)
-        if dora and len(change.updates) > 1:
-            problems.append(Problem("DoRA together with another adapter on the same weight", name))
-    if problems:
-        raise UnsupportedError(
-            f"the adapter cannot be merged exactly: {problems[0]}", where=type(model).__name__, problems=problems,
-            hint="merge it with peft into a float checkpoint whose ties are off, and convert that",
-        )  # fmt: skip
-
-
-def _made(parameter: str, change: _Change, checkpoint: Checkpoint, key: str) -> Made:
+def _made(parameter: str, change: Change, checkpoint: Checkpoint, key: str, wanted: str) -> Made:
     """Return a merged weight as a tensor that is made of the base's."""
-    shape, dtype = checkpoint.shape_of(key), checkpoint.dtype_of(key)
-    base = _base(checkpoint, key, shape) if change.replaced is None else matrix_rows(change.replaced)
+    shape, own = checkpoint.shape_of(key), checkpoint.dtype_of(key)
+    dtype = own if wanted in ("keep", own) else "float32"
+    base = matrix_rows(change.replaced[0][1]) if change.replaced else base_rows(checkpoint, key, shape)
     merge = Merge(parameter, shape, dtype, base, change.updates)
     made = checkpoint.made.get(key)
     steps = [made.transform] if made else []
     steps += [f"{'lora' if change.updates else 'replace'}({item.name}, {item.weight:g})" for item in change.adapters]
     origin, sources = (made.origin, made.sources) if made else (key, (key,))
     return Made(parameter, origin, ", ".join(steps), sources, dtype, Flow(shape, merge.rows))
-
-
-def _base(checkpoint: Checkpoint, key: str, shape: tuple[int, ...]) -> Rows:
-    """Return how the rows of a base weight are read; one that is computed is computed whole."""
-    if not checkpoint.is_computed(key):
-        return matrix_rows(checkpoint.tensors[key])
-
-    def read(step: int) -> Iterator[Array]:
-        flat = np.concatenate([piece.astype(np.float32) for piece in checkpoint.pieces(key)])
-        matrix = flat.reshape(shape[0] if len(shape) > 1 else 1, -1)
-        yield from (matrix[start : start + step] for start in range(0, len(matrix), step))
-
-    return read

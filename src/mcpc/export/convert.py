@@ -39,12 +39,12 @@ class Exporter:
         head_rows: Rows of the output head, None for a model without one.
     """
 
-    def __init__(self, checkpoint: Checkpoint, adapters: Sequence[Adapter] = ()) -> None:
+    def __init__(self, checkpoint: Checkpoint, adapters: Sequence[Adapter] = (), dtype: str = "keep") -> None:
         self._model = build_skeleton(checkpoint.root, checkpoint.architecture, COMPUTE_DTYPE)
         self.config: dict[str, Any] = config_dict(self._model.config)
         keys = map_keys(self._model, checkpoint)
         checkpoint = replace(checkpoint, made=keys.made)
-        merged, self.drifts = adapt(self._model, checkpoint, keys.source, adapters)
+        merged, self.drifts = adapt(self._model, checkpoint, keys.source, adapters, dtype)
         names = {parameter: made.name for parameter, made in merged.items()}
         self.source: Mapping[str, str] = {**keys.source, **names}
         self.checkpoint = replace(
