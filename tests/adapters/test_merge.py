@@ -304,7 +304,7 @@ def test_what_cannot_be_merged_exactly(checkpoints: dict[str, Path], tmp_path: P
 
 
 def test_the_option_takes_a_folder_and_a_weight(tmp_path: Path) -> None:
-    from mcpc.cli.convert import parse_adapter
+    from mcpc.cli.options import parse_adapter
 
     odd = tmp_path / "rate=3"
     odd.mkdir()

@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from mcpc.cli.console import execute
-from mcpc.cli.options import DryRun, Force, Json, Output
+from mcpc.cli.options import Adapters, DryRun, Force, Json, Output, parse_adapter
 from mcpc.cli.verification import render_verification
 from mcpc.core.progress import Progress
 from mcpc.core.report import Report
-from mcpc.errors import UsageError
 
 
 class Dtype(StrEnum):
@@ -66,10 +65,7 @@ def convert(
     template: Annotated[
         Path | None, typer.Option(help="Use this template file instead of a shipped one; see `mcpc templates derive`.")
     ] = None,
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option(metavar="DIR[=WEIGHT]", help="Merge a LoRA adapter into the weights; repeatable, in order."),
-    ] = None,
+    adapter: Adapters = None,
     force: Force = False,
     dry_run: DryRun = False,
     json_output: Json = False,
@@ -95,21 +91,6 @@ def convert(
         )
 
     execute("convert", work, lambda console, report: render(console, report, output), json_output)
-
-
-def parse_adapter(text: str) -> tuple[Path, float]:
-    """Return the folder and the weight of `DIR[=WEIGHT]`; a folder may have a `=` in its name.
-
-    Raises:
-        UsageError: The weight is no number.
-    """
-    folder, equals, weight = text.rpartition("=")
-    if not equals or Path(text).is_dir():
-        return Path(text), 1.0
-    try:
-        return Path(folder), float(weight)
-    except ValueError:
-        raise UsageError("the weight of an adapter is a number", where=f"--adapter {text}", got=weight) from None
 
 
 def render(console: Console, report: Report, output: Path) -> None:
@@ -162,6 +143,8 @@ def render_adapter(console: Console, adapter: Mapping[str, Any]) -> None:
 def render_plan(console: Console, plan: Mapping[str, Any]) -> None:
     """Print what would be exported."""
     console.print(f"template {plan['template']}, {plan['tensors']} tensors; nothing was written")
+    for adapter in plan.get("adapters", ()):
+        console.print(f"adapter {adapter['name']} (weight {adapter['weight']:g}): {adapter['digest']}", markup=False)
     for component in plan["components"]:
         console.print(f"[bold]{component['name']}[/bold] ({component['role']})")
         for kind in ("inputs", "outputs"):

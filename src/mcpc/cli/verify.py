@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from mcpc.cli.console import execute
-from mcpc.cli.options import Json
+from mcpc.cli.options import Adapters, Json, parse_adapter
 from mcpc.cli.verification import render_verification
 from mcpc.core.progress import Progress
 from mcpc.core.report import Report
@@ -21,6 +21,7 @@ def verify(
     sample: Annotated[
         list[Path] | None, typer.Option("--sample", help="Image or WAV used as a real input; repeatable.")
     ] = None,
+    adapter: Adapters = None,
     json_output: Json = False,
 ) -> None:
     """Compare two models, output by output, and name the first node where they part."""
@@ -28,7 +29,8 @@ def verify(
     def work(progress: Progress) -> Report:
         from mcpc.workflows.verify import verify as workflow
 
-        return workflow(candidate, against, samples=sample or (), progress=progress)
+        adapters = [parse_adapter(text) for text in adapter or ()]
+        return workflow(candidate, against, samples=sample or (), adapters=adapters, progress=progress)
 
     execute("verify", work, render, json_output)
 

@@ -87,7 +87,7 @@ def convert(
     from mcpc.export.convert import COMPUTE_DTYPE, Exporter  # torch takes seconds: only when the checkpoint is worth it
 
     started = time.perf_counter()
-    exporter = Exporter(checkpoint, loras)
+    exporter = Exporter(checkpoint, loras, dtype)
     checkpoint = exporter.checkpoint
     mode = _mode(checkpoint, exporter) if verify == "auto" else verify
     if mode != "full":
@@ -98,7 +98,7 @@ def convert(
     if dry_run or (weights == "reference" and verify != "none"):  # a copy is checked while it is made
         checkpoint.check_finite(set(exporter.source.values()))
     if dry_run:
-        return Report("convert", data={"plan": _plan_data(plan, checkpoint)})
+        return Report("convert", data={"plan": {**_plan_data(plan, checkpoint), **_adapter_options(loras)}})
     stages: dict[str, float] = {"prepare_s": time.perf_counter() - started}
     with package_writer(output, force) as writer:
         statistics = Statistics()
@@ -120,6 +120,7 @@ def convert(
             figures = verification.figures()
         writer.write_json("verification.json", result)
         digest = writer.seal()
+        notes += _merged_in_vain(manifest, exporter)
         image = manifest.modalities.get("image")
         notes += _preflight(checkpoint, exporter, plan).row_notes(image.rows_per_item if image else None)
         merged = [_adapter_facts(lora, drift) for lora, drift in zip(loras, exporter.drifts, strict=True)]
@@ -201,6 +202,16 @@ def _adapter_options(adapters: Sequence[Adapter]) -> dict[str, Any]:
     """Return what the manifest's lineage says of the adapters."""
     items = [{"name": item.name, "digest": item.digest, "weight": item.weight} for item in adapters]
     return {"adapters": items} if items else {}
+
+
+def _merged_in_vain(manifest: Manifest, exporter: Exporter) -> list[str]:
+    """Return a note of each parameter that adapters change and no component has."""
+    used = {exporter.source.get(name) for component in manifest.components for name in component.initializers}
+    return [
+        f"an adapter changes {name}, which no component uses"
+        for name, made in sorted(exporter.checkpoint.merged.items())
+        if made not in used
+    ]
 
 
 def _adapter_facts(adapter: Adapter, drift: Drift) -> dict[str, Any]:
