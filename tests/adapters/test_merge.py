@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("peft")
-import peft
 import torch
 import transformers as hf
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "bad"))
-import tiny_checkpoints as tiny
+from lora_models import MAX_ABS, QV, distance, inputs, merged, tiny, train, unmerged
 
 from mcpc.checkpoint import Checkpoint
 from mcpc.checkpoint.adapters import Adapter
@@ -26,65 +22,8 @@ from mcpc.core.progress import Silent
 from mcpc.core.runner import Array
 from mcpc.errors import BadInputError, UnsupportedError, UsageError
 from mcpc.export.convert import Exporter
-from mcpc.export.reference import _load
 from mcpc.package import Package
 from mcpc.workflows.convert import convert
-
-#: Of a merged model's outputs from those of peft's unmerged one, in float32.
-MAX_ABS = 1e-5
-QV = ["q_proj", "v_proj"]
-
-
-def train(root: Path, checkpoint: Path, cls: str, *, seed: int = 1, **options: Any) -> Path:
-    """Write an adapter whose every tensor matters, as peft saves it."""
-    model = getattr(hf, cls).from_pretrained(checkpoint, dtype=torch.float32)
-    adapted = peft.get_peft_model(model, peft.LoraConfig(**{"r": 4, "lora_alpha": 6, **options}))
-    random = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in adapted.named_parameters():
-            if parameter.requires_grad:
-                spread = 0.2 if "lora_" in name and "magnitude" not in name else 0.05
-                parameter.add_(spread * torch.randn(parameter.shape, generator=random))
-    adapted.save_pretrained(root)
-    return root
-
-
-def unmerged(checkpoint: Path, cls: str, adapters: Sequence[Path], weights: Sequence[float] = (1.0,)) -> Any:
-    """Return peft's model with the adapters loaded beside the weights."""
-    model = getattr(hf, cls).from_pretrained(checkpoint, dtype=torch.float32)
-    adapted = peft.PeftModel.from_pretrained(model, adapters[0], adapter_name="0")
-    for number, root in enumerate(adapters[1:], 1):
-        adapted.load_adapter(root, adapter_name=str(number))
-    names = [str(number) for number in range(len(adapters))]
-    adapted.base_model.set_adapter(names)
-    for name, weight in zip(names, weights, strict=True):
-        for module in adapted.modules():
-            if hasattr(module, "set_scale") and name in getattr(module, "scaling", {}):
-                module.set_scale(name, weight)
-    return adapted.eval()
-
-
-def merged(checkpoint: Path, adapters: Sequence[Path], weights: Sequence[float] = (1.0,)) -> Any:
-    """Return transformers' model with the weights that mcpc merges."""
-    loras = [Adapter.open(root, weight) for root, weight in zip(adapters, weights, strict=True)]
-    return _load(Exporter(Checkpoint.open(checkpoint), loras).checkpoint)
-
-
-def inputs(cls: str) -> dict[str, Any]:
-    random = torch.Generator().manual_seed(3)
-    ids = torch.randint(5, 80, (2, 9), generator=random)
-    if cls == "GPT2LMHeadModel":
-        return {"input_ids": ids}
-    pixels = torch.randn((2, 3, 32, 32), generator=random)
-    if cls == "LlavaForConditionalGeneration":
-        ids = torch.cat([ids, torch.full((2, 16), tiny.IMAGE_ID), ids], dim=1)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
-
-
-def distance(cls: str, ours: Any, theirs: Any) -> float:
-    name = "logits_per_image" if cls == "CLIPModel" else "logits"
-    with torch.no_grad():
-        return float((ours(**inputs(cls))[name] - theirs(**inputs(cls))[name]).abs().max())
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +188,15 @@ BAD: dict[str, tuple[Damage, type[Exception], str]] = {
     "another method": (_config(peft_type="IA3"), UnsupportedError, "not LoRA"),
     "no config": (lambda root: (root / "adapter_config.json").unlink(), BadInputError, "adapter_config.json"),
     "rank": (_config(r=5), BadInputError, "another rank than the config says"),
-    "rank is a word": (_config(r="many"), BadInputError, "malformed adapter config"),
+    "rank is a word": (_config(r="many"), BadInputError, "r is no whole number above 0: 'many'"),
+    "rank is a fraction": (_config(r=8.5), BadInputError, "r is no whole number above 0: 8.5"),
+    "rank of a pattern": (_config(rank_pattern={"q_proj": True}), BadInputError, "rank_pattern.q_proj"),
+    "alpha": (_config(lora_alpha="16"), BadInputError, "lora_alpha is no number"),
+    "flag": (_config(use_rslora="false"), BadInputError, "use_rslora is neither true nor false"),
+    "saved": (_config(modules_to_save="lm_head"), BadInputError, "modules_to_save is no list"),
+    "saved, not there": (_config(modules_to_save=["text_projection"]), BadInputError, "text_projection.weight"),
+    "saved, unknown": (_config(modules_to_save=["classifier"]), BadInputError, "classifier"),
+    "unknown number": (_config(use_tomorrow=0), UnsupportedError, "use_tomorrow"),
     "pattern": (_config(rank_pattern={"(": 4}), BadInputError, "no regular expression"),
     "changed base": (_config(init_lora_weights="pissa"), UnsupportedError, "init_lora_weights"),
     "new tokens": (_config(trainable_token_indices=[1, 2]), UnsupportedError, "trainable_token_indices"),
@@ -280,10 +227,9 @@ def test_a_bad_adapter_is_refused(kind: str, checkpoints: dict[str, Path], adapt
     shutil.copytree(adapter, root)
     damage(root)
     with pytest.raises(error) as caught:
-        convert(checkpoints[CLIP], tmp_path / "package", adapters=[(root, 1.0)], dry_run=True, progress=Silent())
+        Exporter(Checkpoint.open(checkpoints[CLIP]), [Adapter.open(root)])
     problems = getattr(caught.value, "problems", ())
     assert text in "\n".join([str(caught.value), str(getattr(caught.value, "got", "")), *map(str, problems)])
-    assert not (tmp_path / "package").exists()
 
 
 def test_what_cannot_be_merged_exactly(checkpoints: dict[str, Path], tmp_path: Path) -> None:
@@ -314,3 +260,59 @@ def test_the_option_takes_a_folder_and_a_weight(tmp_path: Path) -> None:
     assert parse_adapter(f"{odd}=2") == (odd, 2.0)
     with pytest.raises(UsageError, match=re.escape("the weight of an adapter is a number")):
         parse_adapter("style=much")
+
+
+def test_tied_weights_that_are_trained_apart_are_refused(tmp_path: Path) -> None:
+    """peft trains a head and a table apart; a model that ties them has one weight for both."""
+    tied = tiny.llava(tmp_path / "tied", tie_word_embeddings=True)
+    both = train(tmp_path / "both", tied, LLAVA, target_modules=QV, modules_to_save=["lm_head", "embed_tokens"])
+    with pytest.raises(UnsupportedError, match="changes otherwise|leaves alone"):
+        merged(tied, [both])
+
+
+def test_the_same_adapter_twice_is_twice_the_change(checkpoints: dict[str, Path], adapter: Path) -> None:
+    twice = merged(checkpoints[CLIP], [adapter, adapter], [1.0, 1.0])
+    assert distance(CLIP, twice, merged(checkpoints[CLIP], [adapter], [2.0])) <= MAX_ABS
+
+
+@pytest.mark.parametrize("fields", [{"r": 4.5}, {"use_rslora": "false"}, {"lora_alpha": None}, {"rank_pattern": [1]}])
+def test_a_config_of_other_types_is_malformed(fields: dict[str, Any], adapter: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(adapter, tmp_path / "adapter")
+    tiny.edit_json(tmp_path / "adapter" / "adapter_config.json", **fields)
+    with pytest.raises(BadInputError, match="malformed adapter config"):
+        Adapter.open(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [(["--adapter", "{adapter}=much"], 2, "is a number"), (["--adapter", "nowhere"], 3, "no such adapter folder"),
+     (["--adapter", "{adapter}", "--weights", "reference", "--verify", "none"], 2, "needs to be rewritten")],
+)  # fmt: skip
+def test_exit_codes(
+    options: list[str], code: int, text: str, checkpoints: dict[str, Path], adapter: Path, tmp_path: Path
+) -> None:
+    import subprocess
+
+    given = [option.format(adapter=adapter) for option in options]
+    command = [sys.executable, "-m", "mcpc", "convert", str(checkpoints[CLIP]), "-o", str(tmp_path / "out"), *given]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == code, result.stderr
+    assert text in result.stderr and "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bfloat16_base_is_merged_in_float32_and_rounded_once(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    model = hf.LlavaForConditionalGeneration.from_pretrained(checkpoints[LLAVA], dtype=torch.bfloat16)
+    narrow = tmp_path / "narrow"
+    model.save_pretrained(narrow)
+    lora = train(tmp_path / "lora", checkpoints[LLAVA], LLAVA, target_modules=QV)
+    wide = Exporter(Checkpoint.open(narrow), [Adapter.open(lora)], "float32").checkpoint
+    kept = Exporter(Checkpoint.open(narrow), [Adapter.open(lora)]).checkpoint
+    name = next(iter(wide.merged))
+    exact = np.concatenate(list(wide.pieces(wide.merged[name])))
+    rounded = np.concatenate(list(kept.pieces(kept.merged[name])))
+    assert exact.dtype == np.float32 and kept.dtype_of(kept.merged[name]) == "bfloat16"
+    assert np.array_equal(rounded, exact.astype(rounded.dtype))
+    assert not np.array_equal(rounded.astype(np.float32), exact)
