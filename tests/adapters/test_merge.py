@@ -262,19 +262,6 @@ def test_the_option_takes_a_folder_and_a_weight(tmp_path: Path) -> None:
         parse_adapter("style=much")
 
 
-def test_tied_weights_that_are_trained_apart_are_refused(tmp_path: Path) -> None:
-    """peft trains a head and a table apart; a model that ties them has one weight for both."""
-    tied = tiny.llava(tmp_path / "tied", tie_word_embeddings=True)
-    both = train(tmp_path / "both", tied, LLAVA, target_modules=QV, modules_to_save=["lm_head", "embed_tokens"])
-    with pytest.raises(UnsupportedError, match="changes otherwise|leaves alone"):
-        merged(tied, [both])
-
-
-def test_the_same_adapter_twice_is_twice_the_change(checkpoints: dict[str, Path], adapter: Path) -> None:
-    twice = merged(checkpoints[CLIP], [adapter, adapter], [1.0, 1.0])
-    assert distance(CLIP, twice, merged(checkpoints[CLIP], [adapter], [2.0])) <= MAX_ABS
-
-
 @pytest.mark.parametrize("fields", [{"r": 4.5}, {"use_rslora": "false"}, {"lora_alpha": None}, {"rank_pattern": [1]}])
 def test_a_config_of_other_types_is_malformed(fields: dict[str, Any], adapter: Path, tmp_path: Path) -> None:
     import shutil
@@ -283,24 +270,6 @@ def test_a_config_of_other_types_is_malformed(fields: dict[str, Any], adapter: P
     tiny.edit_json(tmp_path / "adapter" / "adapter_config.json", **fields)
     with pytest.raises(BadInputError, match="malformed adapter config"):
         Adapter.open(tmp_path / "adapter")
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "text"),
-    [(["--adapter", "{adapter}=much"], 2, "is a number"), (["--adapter", "nowhere"], 3, "no such adapter folder"),
-     (["--adapter", "{adapter}", "--weights", "reference", "--verify", "none"], 2, "needs to be rewritten")],
-)  # fmt: skip
-def test_exit_codes(
-    options: list[str], code: int, text: str, checkpoints: dict[str, Path], adapter: Path, tmp_path: Path
-) -> None:
-    import subprocess
-
-    given = [option.format(adapter=adapter) for option in options]
-    command = [sys.executable, "-m", "mcpc", "convert", str(checkpoints[CLIP]), "-o", str(tmp_path / "out"), *given]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == code, result.stderr
-    assert text in result.stderr and "Traceback" not in result.stderr
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_bfloat16_base_is_merged_in_float32_and_rounded_once(checkpoints: dict[str, Path], tmp_path: Path) -> None:
