@@ -138,7 +138,7 @@ class Merge:
         if not np.isfinite(rounded.astype(np.float32, copy=False)).all():
             raise BadInputError(
                 "a merged weight does not fit its dtype", where=self.parameter, expected=f"finite {self.dtype} values",
-                hint="convert a float32 checkpoint, or give the adapter a smaller weight",
+                hint="use --dtype float32, or give the adapter a smaller weight",
             )  # fmt: skip
         return rounded
 
