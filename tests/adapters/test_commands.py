@@ -23,7 +23,8 @@ from mcpc.core.runner import Array
 from mcpc.errors import UsageError
 from mcpc.export.convert import Exporter
 from mcpc.export.state import float32_tensor
-from mcpc.package import Package
+from mcpc.graph.weights import refer_to_weights
+from mcpc.package import Package, package_writer
 from mcpc.storage.safetensors import read_header
 from mcpc.workflows.convert import convert
 from mcpc.workflows.verify import verify
@@ -130,11 +131,23 @@ def test_streamed_and_verified_again(clip: Path, adapter: Path, tmp_path: Path) 
 
 
 def test_referenced_weights_cannot_be_merged(clip: Path, adapter: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="need another dtype or layout") as caught:
-        convert(
-            clip, tmp_path / "package", verify="none", weights="reference", adapters=[(adapter, 1.0)], progress=Silent()
-        )
-    assert any("lora(style, 1)" in problem.where for problem in caught.value.problems)
+    checkpoint = Exporter(Checkpoint.open(clip), [Adapter.open(adapter)]).checkpoint
+    wanted = {made: checkpoint.dtype_of(made) for made in checkpoint.merged.values()}
+    with (
+        pytest.raises(UsageError, match="need another dtype or layout") as caught,
+        package_writer(tmp_path / "package", False) as writer,
+    ):
+        refer_to_weights(checkpoint, wanted, writer)
+    assert all("lora(style, 1)" in problem.where for problem in caught.value.problems)
+
+
+def test_what_no_component_uses_is_a_note(tmp_path: Path) -> None:
+    """A LLaVA reads the last layer but one of its tower; what an adapter does to the last one is lost."""
+    root = tiny.llava(tmp_path / "llava")
+    adapter = train(tmp_path / "adapter", root, "LlavaForConditionalGeneration", target_modules=QV)
+    report = convert(root, tmp_path / "package", verify="none", adapters=[(adapter, 1.0)], progress=Silent())
+    notes = [note for note in report.data["notes"] if "which no component uses" in note]
+    assert len(notes) == 2 and all("vision_tower" in note and "layers.1.self_attn" in note for note in notes)
 
 
 def test_the_plan_lists_adapters(clip: Path, adapter: Path, tmp_path: Path) -> None:
