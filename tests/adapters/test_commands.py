@@ -26,6 +26,7 @@ from mcpc.export.state import float32_tensor
 from mcpc.graph.weights import refer_to_weights
 from mcpc.package import Package, package_writer
 from mcpc.storage.safetensors import read_header
+from mcpc.workflows.compile import compile_recipe
 from mcpc.workflows.convert import convert
 from mcpc.workflows.verify import verify
 
@@ -141,6 +142,7 @@ def test_referenced_weights_cannot_be_merged(clip: Path, adapter: Path, tmp_path
     assert all("lora(style, 1)" in problem.where for problem in caught.value.problems)
 
 
+@pytest.mark.sweep
 def test_what_no_component_uses_is_a_note(tmp_path: Path) -> None:
     """A LLaVA reads the last layer but one of its tower; what an adapter does to the last one is lost."""
     root = tiny.llava(tmp_path / "llava")
@@ -154,3 +156,20 @@ def test_the_plan_lists_adapters(clip: Path, adapter: Path, tmp_path: Path) -> N
     report = convert(clip, tmp_path / "package", adapters=[(adapter, 2.0)], dry_run=True, progress=Silent())
     (listed,) = report.data["plan"]["adapters"]
     assert (listed["name"], listed["weight"]) == ("style", 2.0) and listed["digest"] == Adapter.open(adapter).digest
+
+
+def test_a_compile_recipe_names_adapters(clip: Path, adapter: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "compile.yaml"
+    text = f"""
+__meta__: {{kind: compile-recipe, schema_version: "1.0", name: styled}}
+checkpoint: {clip}
+convert:
+  adapters:
+    - {{path: {adapter}, weight: 0.5}}
+"""
+    recipe.write_text(text)
+    plan = compile_recipe(recipe, output=tmp_path / "out", dry_run=True, progress=Silent()).data["plan"]
+    assert list(plan[0]["adapters"]) == [{"path": str(adapter), "weight": 0.5}]
+    recipe.write_text(text.replace("0.5", "0"))
+    with pytest.raises(UsageError, match="a number other than 0"):
+        compile_recipe(recipe, output=tmp_path / "out", dry_run=True, progress=Silent())

@@ -25,6 +25,13 @@ class CompileMeta(Strict):
     name: StageName
 
 
+class AdapterSource(Strict):
+    """A LoRA adapter that is merged into the weights."""
+
+    path: str = Field(description="Folder of the adapter, relative to this file.")
+    weight: float = 1.0
+
+
 class ConvertStage(Strict):
     """Options of `mcpc convert`; the package is `float`."""
 
@@ -33,6 +40,7 @@ class ConvertStage(Strict):
     template: str | None = Field(
         default=None, description="Path, relative to this file, of a template that does not ship with mcpc."
     )
+    adapters: tuple[AdapterSource, ...] = Field(default=(), description="Merged in this order, as --adapter does.")
 
 
 class QuantizeStage(Strict):

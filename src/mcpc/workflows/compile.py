@@ -67,6 +67,7 @@ class Stages:
                 dtype=options.dtype,
                 verify=options.verify,
                 template_file=self._chain.template_file,
+                adapters=self._chain.adapters,
                 progress=progress,
             )
 

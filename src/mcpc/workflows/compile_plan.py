@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from mcpc.backends.trt.profiles import parse_profile
 from mcpc.checkpoint import Checkpoint
+from mcpc.checkpoint.adapters import Adapter
 from mcpc.config.compile_recipe import FLOAT, CompileRecipe, Request
 from mcpc.config.loader import load_yaml
 from mcpc.config.target import load_target
@@ -52,6 +53,11 @@ class Chain:
         name = self.recipe.convert.template
         return None if name is None else self.path(name)
 
+    @property
+    def adapters(self) -> list[tuple[Path, float]]:
+        """Return the folders of the adapters, and their weights."""
+        return [(self.path(item.path), item.weight) for item in self.recipe.convert.adapters]
+
     def quantize_recipe(self, name: str) -> str:
         """Return what `quantize` takes: the name of a shipped recipe, or a path."""
         return str(self.path(name)) if name.endswith((".yaml", ".yml")) else name
@@ -77,6 +83,8 @@ def validated(path: Path, output: Path | None, force: bool) -> Chain:
     _collect(found, lambda: check_output(chain.output, force))
     checkpoint = _collect(found, lambda: Checkpoint.open(chain.checkpoint))
     template = _collect(found, lambda: _template(chain, checkpoint)) if checkpoint else None
+    for root, weight in chain.adapters:
+        _collect(found, partial(Adapter.open, root, weight))
     for stage in recipe.quantize:
         options = Options(block=stage.block)
         _collect(found, partial(load_recipe, chain.quantize_recipe(stage.recipe), options))
@@ -142,7 +150,8 @@ def _missing_extras(recipe: CompileRecipe) -> list[McpcError]:
 def plan_of(chain: Chain) -> list[dict[str, Any]]:
     """Return the stages in order, as `--dry-run` shows them."""
     recipe = chain.recipe
-    options = recipe.convert.model_dump(exclude_none=True)
+    unset = set() if recipe.convert.adapters else {"adapters"}
+    options = recipe.convert.model_dump(exclude=unset, exclude_none=True)
     first = {"stage": "convert", "from": str(chain.checkpoint), "to": FLOAT, **options}
     stages: list[dict[str, Any]] = [first]
     for item in recipe.quantize:
