@@ -104,13 +104,13 @@ class ConfigPaths:
         for found in self._usual(dimension, section):
             if found.value == value:
                 return found
+        quotient = self._quotient(section, value) if dimension == "head_dim" else ""
+        if quotient:
+            return Found(quotient, value, f"found by its value {value} alone")
         others = [path for path in self._numbers(section) if self.lookup(path) == value]
         if others:
             also = f"; so has {', '.join(others[1:4])}" if len(others) > 1 else ""
             return Found(f"config.{others[0]}", value, f"found by its value {value} alone, not by a usual key{also}")
-        quotient = self._quotient(section, value)
-        if quotient:
-            return Found(quotient, value, f"found by its value {value} alone")
         return Found(str(value), value, finish=f"measured; no path of the config says {value}, so the draft fits no "
                      "checkpoint of another size")  # fmt: skip
 

@@ -13,6 +13,7 @@ from mcpc.errors import UnsupportedError
 Kind = Literal["vision-language", "audio-language", "dual-encoder", "speech-seq2seq", "image-seq2seq"]
 _IMAGES = ("pixel_values", "flattened_patches")
 _SOUND = ("input_features", "input_values")
+_INPUTS = frozenset((*_IMAGES, *_SOUND))
 
 
 def kind_of(model: transformers.PreTrainedModel, where: str) -> tuple[Kind, str]:
@@ -29,9 +30,9 @@ def kind_of(model: transformers.PreTrainedModel, where: str) -> tuple[Kind, str]
         name for name in ("get_image_features", "get_audio_features", "get_text_features") if method(model, name)
     }
     if "decoder_input_ids" in parameters(model.forward) and getattr(model.config, "is_encoder_decoder", False):
-        if model.main_input_name in _SOUND:
+        if main_input(model) in _SOUND:
             return "speech-seq2seq", ""
-        if model.main_input_name in _IMAGES:
+        if main_input(model) in _IMAGES:
             return "image-seq2seq", ""
     generates = model.can_generate() or model.get_output_embeddings() is not None
     if "get_text_features" in methods and "get_image_features" in methods and not generates:
@@ -41,7 +42,7 @@ def kind_of(model: transformers.PreTrainedModel, where: str) -> tuple[Kind, str]
         return "vision-language", also if "get_audio_features" in methods else ""
     if generates and "get_audio_features" in methods:
         return "audio-language", ""
-    if not methods and model.main_input_name == "input_ids":
+    if not methods and not _INPUTS & parameters(model.forward).keys():
         raise UnsupportedError(
             f"{type(model).__name__} reads nothing but text; mcpc packages models that read images or sound",
             where=where,
@@ -50,8 +51,15 @@ def kind_of(model: transformers.PreTrainedModel, where: str) -> tuple[Kind, str]
         f"{type(model).__name__} is none of the kinds of model that mcpc packages", where=where,
         expected="get_image_features or get_audio_features beside a language model, get_image_features beside "
         f"get_text_features, or an encoder of {' or '.join((*_IMAGES, *_SOUND))} before a text decoder",
-        got=f"main input {model.main_input_name}, methods: {', '.join(sorted(methods)) or 'none of them'}",
+        got=f"main input {main_input(model)}, methods: {', '.join(sorted(methods)) or 'none of them'}",
     )  # fmt: skip
+
+
+def main_input(model: Any) -> str:
+    """Return the name of what the model reads; its encoder's where the model has a name for any encoder."""
+    name = str(model.main_input_name)
+    known = name in _INPUTS or not hasattr(model, "encoder")
+    return name if known else str(getattr(model.encoder, "main_input_name", name))
 
 
 def method(model: Any, name: str) -> Callable[..., Any] | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mcpc.export.derive.configs import Found
-from mcpc.export.derive.kinds import parameters
+from mcpc.export.derive.kinds import main_input, parameters
 from mcpc.export.derive.language import Variant, first_that_runs
 from mcpc.export.derive.probe import Shape, reason
 from mcpc.export.derive.sketch import Component, Sketch, tensor
@@ -49,7 +49,7 @@ def _images(sketch: Sketch) -> Iterator[Variant]:
 
 
 def _sounds(sketch: Sketch) -> Iterator[Variant]:
-    name = sketch.exporter.model.main_input_name
+    name = main_input(sketch.exporter.model)
     masks = ["attention_mask", None] if "attention_mask" in parameters(sketch.exporter.model.forward) else [None]
     if name == "input_values":
         for mask in masks:
@@ -101,7 +101,9 @@ def _sizes(sketch: Sketch, shapes: Sequence[Shape] | None, masked: bool, fixed: 
     keys = shapes[2 if masked else 1 :]
     if fixed:
         sketch.dimension("rows", _rows(sketch, shapes[0][1], image))
-    sketch.size("hidden", section, shapes[0][2])
+    # A projection may bring the rows to the decoder's width.
+    width = shapes[0][2]
+    sketch.size("hidden", "text" if sketch.paths.of("hidden", section, width).finish else section, width)
     sketch.size("vocabulary", "text", rows)
     sketch.size("layers", "text", len(keys) // 2)
     sketch.size("heads", "text", keys[0][1])
