@@ -94,6 +94,7 @@ def stored(package: Path) -> dict[str, Array]:
     }
 
 
+@pytest.mark.sweep
 def test_rounded_once(clip: Path, adapter: Path, tmp_path: Path) -> None:
     """In float32 nothing is rounded, in float16 once from float32, kept: once to the checkpoint's bfloat16."""
     wide = merged_values(clip, adapter, "float32")
