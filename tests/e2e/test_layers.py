@@ -74,7 +74,7 @@ def feeds_of(package: Package, component: str) -> dict[str, np.ndarray]:
     return feeds
 
 
-@pytest.mark.parametrize("source", ["fashion_llava", "mixed"])
+@pytest.mark.parametrize("source", [pytest.param("fashion_llava", marks=pytest.mark.sweep), "mixed"])
 def test_clones_are_bit_equal_to_the_full_trace(
     source: str, request: pytest.FixtureRequest, each_layer: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
