@@ -38,7 +38,7 @@ schemas: $(STAMP) ## Write schemas/*.json from the types
 	"$(BIN)/python" tools/make_schemas.py
 
 test: $(STAMP) ## Run every test, as CI does: under 20 minutes on two cores
-	"$(BIN)/python" -m pytest -q -n auto --dist loadfile -m "not sweep"
+	"$(BIN)/python" -m pytest -q -n auto --dist loadfile --no-loadscope-reorder -m "not sweep"
 
 sweep: $(STAMP) ## Run the tests that take longer than CI has time for
 	"$(BIN)/python" -m pytest -q -m sweep || test $$? -eq 5

@@ -19,7 +19,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest test, so that no worker waits for it at the end; skip what needs a GPU that is not there."""
+    """Begin with the longest test, so that no worker waits for it at the end; skip what needs an absent GPU."""
     items.sort(key=lambda item: item.path.name != "test_coverage.py")
     if Path("/dev/nvidia0").exists():
         return
