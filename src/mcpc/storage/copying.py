@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
@@ -76,9 +77,12 @@ def _parts(length: int) -> Iterator[int]:
 
 
 def _write(file: RawIOBase, piece: memoryview) -> None:
-    done = 0
+    start, done = file.tell(), 0
     while done < len(piece):
         done += file.write(piece[done:]) or 0
+    if hasattr(os, "posix_fadvise"):
+        # Linux then begins to bring the piece to the disk; otherwise it would begin when the whole file is in memory.
+        os.posix_fadvise(file.fileno(), start, len(piece), os.POSIX_FADV_DONTNEED)
 
 
 def _show(entries: Sequence[Entry], piece: Array, watch: Watch) -> None:
