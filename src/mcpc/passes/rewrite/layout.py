@@ -6,6 +6,8 @@ nodes, and leave alone what they cannot prove from the graph itself.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import numpy as np
 import onnx_ir as ir
 
@@ -47,9 +49,9 @@ class LayoutPass(Pass[None]):
             return None
         return first
 
+    @abstractmethod
     def join(self, graph: ir.Graph, first: ir.Node, second: ir.Node) -> str:
         """Join a pair, or return why not."""
-        raise NotImplementedError
 
 
 class JoinTransposes(LayoutPass):
